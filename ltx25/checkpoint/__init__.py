@@ -1,0 +1,20 @@
+"""Checkpoint files: header first, then strict and complete loading into modules built on meta."""
+
+from .fill import check, expected, fill
+from .header import Header, TensorInfo, read_header
+from .identify import Kind, identify, require_kind
+from .read import read_bytes, read_tensors
+
+__all__ = [
+    "Header",
+    "Kind",
+    "TensorInfo",
+    "check",
+    "expected",
+    "fill",
+    "identify",
+    "read_bytes",
+    "read_header",
+    "read_tensors",
+    "require_kind",
+]

@@ -1,0 +1,1 @@
+"""One frozen config dataclass per part, without defaults, read from checkpoint metadata."""

@@ -1,0 +1,70 @@
+"""What goes into the DiT: one stream's fixed facts, the legs of a step, and what comes out.
+
+Letters: B batch, N video tokens, M audio tokens, T tokens of either stream, D / Da stream widths, L text tokens (1024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is fixed about one stream for a whole denoise: where its tokens are and how each is conditioned.
+
+    positions: (axes, T, 2) float32, [start, end) per axis: video seconds, pixel row, pixel column; audio seconds.
+    mask: (T,) float32 in [0, 1], 1 = generate, 0 = keep; a token's timestep is mask * sigma.
+    marked: (T,) bool, tokens that get the keyframe embedding (first target frame, generated slots); None for audio.
+    frozen: the stream is given: its scalar sigma is 0 at every step.
+    bias: (T, T) float32 added to self-attention scores, None for none (attention strength of conditions).
+    """
+
+    positions: torch.Tensor
+    mask: torch.Tensor
+    marked: torch.Tensor | None
+    frozen: bool
+    bias: torch.Tensor | None
+
+
+class Leg(Enum):
+    """One forward of a guided step. Every leg predicts both streams."""
+
+    COND = "cond"  # positive text
+    UNCOND = "uncond"  # negative text
+    STG = "stg"  # positive text, self-attention replaced by its values in some blocks
+    ISOLATED = "mod"  # positive text, no attention between the streams in any block
+
+
+@dataclass(frozen=True)
+class LegPlan:
+    """Which forwards a step needs. Equal plans do equal work, whatever the scales: what a captured graph is keyed by.
+
+    legs: in the order cond, uncond, stg, mod; COND always first.
+    stg_video_blocks / stg_audio_blocks: 0-based blocks whose (audio_)attn1 is replaced in the STG leg.
+    video / audio: False: that stream keeps its projected tokens through all blocks (skip_step), the other still reads it.
+    """
+
+    legs: tuple[Leg, ...]
+    stg_video_blocks: frozenset[int]
+    stg_audio_blocks: frozenset[int]
+    video: bool
+    audio: bool
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Text after the connectors, one side (positive or negative): (B or 1, L, D) and (B or 1, L, Da); None: no such stream."""
+
+    video: torch.Tensor | None
+    audio: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """The model's output for one leg: (B, N, C) and (B, M, Ca), None for a stream that is not there."""
+
+    video: torch.Tensor | None
+    audio: torch.Tensor | None

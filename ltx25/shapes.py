@@ -1,0 +1,138 @@
+"""Sizes: pixels and seconds, latents, tokens. The only place where 8, 32, 25 and 480 are known.
+
+A clip is F frames of H x W px at `frame_rate` frames/s. The video VAE folds it into t = (F - 1) / 8 + 1 latent frames of
+h = H / 32 by w = W / 32; the audio VAE makes n = round(F / frame_rate * 25) latent frames (banker's rounding, as the
+official code) of 8 channels x 16 bins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import InputError
+
+MAX_SIDE = 8192  # px
+MAX_FRAMES = 8 * 1024 + 1
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Pixels per latent cell, read from the video VAE file: 8 frames x 32 px x 32 px in the published one."""
+
+    frames: int
+    side: int
+
+
+PUBLISHED_COMPRESSION = Compression(frames=8, side=32)
+
+
+@dataclass(frozen=True)
+class VideoShape:
+    """A clip in pixels: `frames` x `height` x `width`."""
+
+    frames: int
+    height: int
+    width: int
+
+    def check(self, compression: Compression) -> VideoShape:
+        """Return self, or raise InputError with the two nearest legal values of every number that is off the grid."""
+        wrong = []
+        for name, got, step, offset, most in (
+            ("width", self.width, compression.side, 0, MAX_SIDE),
+            ("height", self.height, compression.side, 0, MAX_SIDE),
+            ("frames", self.frames, compression.frames, 1, MAX_FRAMES),
+        ):
+            least = offset if offset else step
+            if got < least or got > most or (got - offset) % step:
+                unit = "" if name == "frames" else " px"
+                rule = f"a multiple of {step}" if not offset else f"{step} n + {offset}"
+                wrong.append(f"{name} {got}{unit} is not {rule} from {least} to {most} (use {_nearest(got, step, offset, least, most)})")
+        if wrong:
+            raise InputError("; ".join(wrong) + ".")
+        return self
+
+    def latent(self, compression: Compression, channels: int = 128) -> VideoLatentShape:
+        """The latent grid of this clip; raises InputError off the grid."""
+        self.check(compression)
+        return VideoLatentShape(
+            channels=channels,
+            frames=(self.frames - 1) // compression.frames + 1,
+            height=self.height // compression.side,
+            width=self.width // compression.side,
+        )
+
+
+def _nearest(got: int, step: int, offset: int, least: int, most: int) -> str:
+    below = min(max((got - offset) // step * step + offset, least), most)
+    above = min(max(below + step, least), most) if below < got else below
+    return str(below) if below == above else f"{below} or {above}"
+
+
+@dataclass(frozen=True)
+class VideoLatentShape:
+    """A video latent: (channels, t, h, w)."""
+
+    channels: int
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        return self.frames * self.height * self.width
+
+    @property
+    def tokens_per_frame(self) -> int:
+        return self.height * self.width
+
+    def pixels(self, compression: Compression) -> VideoShape:
+        return VideoShape(
+            frames=(self.frames - 1) * compression.frames + 1,
+            height=self.height * compression.side,
+            width=self.width * compression.side,
+        )
+
+
+LATENTS_PER_SECOND = 25  # 16 kHz mel, hop 160 samples, 4 mel frames per latent frame
+MEL_PER_LATENT = 4
+OUTPUT_RATE = 48000  # Hz
+SAMPLES_PER_MEL = OUTPUT_RATE // (LATENTS_PER_SECOND * MEL_PER_LATENT)  # 480
+
+
+@dataclass(frozen=True)
+class AudioLatentShape:
+    """An audio latent: (channels, n, bins); 25 latent frames a second."""
+
+    channels: int
+    frames: int
+    bins: int
+
+    @staticmethod
+    def of_clip(frames: int, frame_rate: float, channels: int = 8, bins: int = 16) -> AudioLatentShape:
+        """The audio latent that goes with `frames` video frames at `frame_rate` frames/s. At least one frame."""
+        return AudioLatentShape(channels, max(1, round(frames / check_frame_rate(frame_rate) * LATENTS_PER_SECOND)), bins)
+
+    @property
+    def tokens(self) -> int:
+        return self.frames
+
+    @property
+    def mel_frames(self) -> int:
+        return MEL_PER_LATENT * self.frames - (MEL_PER_LATENT - 1)
+
+    @property
+    def samples(self) -> int:
+        """Samples at 48 kHz that the decoder makes: 480 (4 n - 3)."""
+        return SAMPLES_PER_MEL * self.mel_frames
+
+
+def clip_samples(frames: int, frame_rate: float) -> int:
+    """Samples at 48 kHz of `frames` video frames at `frame_rate` frames/s: what a soundtrack is padded or cut to."""
+    return round(frames / check_frame_rate(frame_rate) * OUTPUT_RATE)
+
+
+def check_frame_rate(frame_rate: float) -> float:
+    """Return `frame_rate` (frames/s) as a float, or raise InputError outside 1 to 240."""
+    if not 1.0 <= frame_rate <= 240.0:
+        raise InputError(f"frame_rate {frame_rate} frames/s is outside 1 to 240; 24 is what the model was trained for.")
+    return float(frame_rate)
