@@ -1,0 +1,44 @@
+"""Seconds, bytes and rates as people read them."""
+
+from __future__ import annotations
+
+
+def seconds_text(seconds: float | None, rough: bool = False) -> str:
+    """0.0021 -> "2.1 ms", 0.21 -> "0.21 s", 75 -> "1 min 15 s". `rough` drops what an estimate cannot know (5.67 -> "6 s")."""
+    if seconds is None:
+        return "-"
+    if rough:
+        seconds = round(seconds) if seconds >= 1 else max(0.1, round(seconds, 1))
+    if seconds >= 3600:
+        minutes = round(seconds / 60)
+        return f"{minutes // 60} h {minutes % 60} min"
+    if seconds >= 59.95:
+        whole = round(seconds)
+        return f"{whole // 60} min {whole % 60} s"
+    if rough:
+        return f"{seconds:g} s"
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    if seconds >= 0.1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.1f} ms"
+
+
+def bytes_text(n: float | None) -> str:
+    """Binary units for sizes: 1536 -> "1.5 KiB"."""
+    if n is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024 or unit == "GiB":
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    raise AssertionError
+
+
+def rate_text(bytes_per_second: float | None) -> str:
+    """Decimal units for rates, as links are sold: 3.2e9 -> "3.2 GB/s"."""
+    if bytes_per_second is None:
+        return "-"
+    if bytes_per_second >= 1e9:
+        return f"{bytes_per_second / 1e9:.1f} GB/s"
+    return f"{bytes_per_second / 1e6:.0f} MB/s"
