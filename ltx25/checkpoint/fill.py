@@ -49,7 +49,7 @@ def expected(module: nn.Module, header: Header | None = None, prefix: str = "") 
             table[name] = Slice(name, 0, None)
             continue
         rows = [_rows(header, prefix + source) for source in merged[name]]
-        if any(r is None for r in rows):
+        if None in rows or sum(rows) != tensor.shape[0]:  # `check` then names what is missing or misshapen
             rows = [tensor.shape[0] // len(rows)] * len(rows)
         start = 0
         for source, count in zip(merged[name], rows, strict=True):
@@ -59,7 +59,8 @@ def expected(module: nn.Module, header: Header | None = None, prefix: str = "") 
 
 
 def _rows(header: Header | None, name: str) -> int | None:
-    return header.tensors[name].shape[0] if header is not None and name in header.tensors else None
+    info = header.tensors.get(name) if header is not None else None
+    return info.shape[0] if info is not None and info.shape else None
 
 
 def check(module: nn.Module, header: Header, prefix: str, unused: Sequence[str] = ()) -> dict[str, Slice]:
@@ -118,6 +119,9 @@ def fill(
     read_tensors(header, destinations, read)
     for name, tensor in tensors.items():
         _assign(module, name, tensor)
+    empty = [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta]
+    if empty:  # a buffer that is neither in the file nor computed: a mistake in the module, not in the file
+        raise RuntimeError(f"{type(module).__name__}: {', '.join(empty)} are still on meta after loading {header.name}")
 
 
 def _converted(stored: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:

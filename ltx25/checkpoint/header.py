@@ -11,8 +11,9 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -25,10 +26,14 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
@@ -76,57 +81,98 @@ class Header:
             raise FileError(f"{self.name} has no metadata key '{key}'; use the file as published by Lightricks.")
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             raise FileError(f"{self.name}: metadata key '{key}' is not JSON; download the file again.") from None
 
 
 def read_header(path: str | Path) -> Header:
-    """Read and check the header of `path`. Raises FileError for a missing, empty, truncated, foreign or LFS-pointer file."""
+    """Read and check the header of `path`, and nothing else of the file.
+
+    Raises FileError for a file that is missing, unreadable, empty, an LFS pointer, of another format, cut off inside its
+    header or its tensors, or whose header is broken, names a tensor twice or lets two tensors share bytes.
+    """
     path = Path(path)
-    if not path.is_file():
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; choose the .safetensors file in it.")
+    if not path.exists():
         raise FileError(f"{path} does not exist; put the file there or choose another one.")
-    stat = path.stat()
-    if stat.st_size == 0:
-        raise FileError(f"{path.name} is empty (0 bytes); download it again.")
-    with path.open("rb") as file:
-        start = file.read(64)
-        if start.startswith(b"version https://git-lfs"):
-            raise FileError(
-                f"{path.name} is a Git-LFS pointer of {stat.st_size} bytes, not the weights; run 'git lfs pull' or download the file itself."
-            )
-        if len(start) < 8:
-            raise FileError(f"{path.name} is only {stat.st_size} bytes long, too short for a safetensors file; download it again.")
-        length = int.from_bytes(start[:8], "little")
-        if length > _LARGEST_HEADER or start[8:9] != b"{":
-            raise FileError(f"{path.name} is not a safetensors file; only .safetensors files are read.")
-        if stat.st_size < 8 + length:
-            raise FileError(
-                f"{path.name} ends inside its header ({stat.st_size} bytes, the header alone needs {8 + length}); download it again."
-            )
-        file.seek(8)
-        raw = file.read(length)
     try:
-        table = json.loads(raw)
-        metadata = table.pop("__metadata__", None) or {}
-        tensors = sorted((_info(name, entry, 8 + length) for name, entry in table.items()), key=lambda info: (info.begin, info.end))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise FileError(f"{path.name} has a broken safetensors header; download it again.") from None
-    end = max((info.end for info in tensors), default=8 + length)
+        stat = path.stat()
+        with path.open("rb") as file:
+            raw = _header_bytes(file, path.name, stat.st_size)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk.") from None
+    metadata, tensors = _parse(raw, path.name)
+    end = max((info.end for info in tensors), default=8 + len(raw))
     if end > stat.st_size:
         raise FileError(f"{path.name} is cut off ({stat.st_size} bytes of {end}); download it again.")
+    if end < stat.st_size:
+        raise FileError(f"{path.name} has {stat.st_size - end} bytes after its last tensor that belong to none; download it again.")
     return Header(
         path=path,
         size=stat.st_size,
         mtime_ns=stat.st_mtime_ns,
         digest=hashlib.sha256(raw).hexdigest(),
-        metadata={str(key): str(value) for key, value in metadata.items()},
+        metadata=metadata,
         tensors={info.name: info for info in tensors},
     )
 
 
+def _header_bytes(file: BinaryIO, name: str, size: int) -> bytes:
+    """The JSON text, once what stands in front of it looks like a safetensors file."""
+    start = file.read(64)
+    if not start:
+        raise FileError(f"{name} is empty (0 bytes); download it again.")
+    if start.startswith(b"version https://git-lfs"):
+        raise FileError(f"{name} is a Git-LFS pointer of {size} bytes, not the weights; run 'git lfs pull' or download the file itself.")
+    if start.startswith(b"GGUF"):
+        raise FileError(f"{name} is a GGUF file, and only .safetensors files are read; use one from huggingface.co/Lightricks/LTX-2.5.")
+    if len(start) < 9:
+        raise FileError(f"{name} is only {size} bytes long, too short for a safetensors file; download it again.")
+    length = int.from_bytes(start[:8], "little")
+    if length > _LARGEST_HEADER or start[8:9] != b"{":
+        raise FileError(f"{name} is not a safetensors file, and only .safetensors files are read; choose another one or download it again.")
+    if size < 8 + length:
+        raise FileError(f"{name} ends inside its header ({size} bytes, the header alone needs {8 + length}); download it again.")
+    file.seek(8)
+    return file.read(length)
+
+
+def _parse(raw: bytes, name: str) -> tuple[dict[str, str], list[TensorInfo]]:
+    """Metadata and tensors, in file order, of the header's JSON text."""
+    try:
+        table = json.loads(raw, object_pairs_hook=_unique)
+        metadata = {str(key): str(value) for key, value in (table.pop("__metadata__", None) or {}).items()}
+        unreadable = {str(entry["dtype"]) for entry in table.values()} - DTYPES.keys()
+        tensors = [] if unreadable else [_info(key, entry, 8 + len(raw)) for key, entry in table.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _Broken) else "its JSON is not that of a safetensors file"
+        raise FileError(f"{name} has a broken header: {reason}; download it again.") from None
+    if unreadable:
+        raise FileError(f"{name} stores tensors as {', '.join(sorted(unreadable))}, which cannot be read; use the bf16 or int8-convrot file.")
+    tensors.sort(key=lambda info: (info.begin, info.end))
+    for before, after in pairwise(tensors):
+        if after.begin < before.end:
+            raise FileError(f"{name} has a broken header: {before.name} and {after.name} share bytes; download it again.")
+    return metadata, tensors
+
+
+class _Broken(ValueError):
+    """What exactly is wrong inside a header."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys must differ: Python would keep the last of two silently."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise _Broken(f"'{twice}' stands in it twice")
+    return table
+
+
 def _info(name: str, entry: dict[str, Any], data: int) -> TensorInfo:
-    begin, end = entry["data_offsets"]
-    dtype, shape = DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
-    if end - begin != math.prod(shape) * dtype.itemsize or begin < 0:
-        raise ValueError(name)
+    (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), DTYPES[entry["dtype"]]
+    if any(type(n) is not int or n < 0 for n in (begin, end, *shape)) or end - begin != math.prod(shape) * dtype.itemsize:
+        raise _Broken(f"{name} of shape {list(shape)} does not fit its bytes {begin} to {end}")
     return TensorInfo(name, dtype, shape, data + begin, data + end)

@@ -55,9 +55,23 @@ def require_kind(header: Header, slot: str, wanted: tuple[Kind, ...]) -> Kind:
     kind = identify(header)
     if kind in wanted:
         return kind
-    if kind is Kind.STOCK_TEXT_ENCODER:
+    if kind is Kind.STOCK_TEXT_ENCODER and Kind.TEXT_ENCODER in wanted:
         raise FileError(
             f"{slot}: {header.name} lacks text_embedding_projection.video_aggregate_embed (it is a stock Gemma); "
             "use gemma4-12b-with-proj-ltx-2.5 from huggingface.co/Lightricks/LTX-2.5."
         )
-    raise FileError(f"{slot}: {header.name} is {kind.value}, wanted {wanted[0].value}.")
+    names = " or ".join(f"{one.value} like {_PUBLISHED[one]}" for one in wanted)
+    raise FileError(f"{slot}: {header.name} is {kind.value}, wanted {names}.")
+
+
+# One published file of each kind: what to pick instead.
+_PUBLISHED = {
+    Kind.TRANSFORMER: "ltx-2.5-22b-dev-transformer-bf16",
+    Kind.TEXT_ENCODER: "gemma4-12b-with-proj-ltx-2.5-bf16",
+    Kind.VIDEO_VAE_CONV: "ltx-2.5-video-vae-conv-bf16",
+    Kind.VIDEO_VAE_DIFFUSION: "ltx-2.5-video-vae-bf16",
+    Kind.AUDIO_VAE: "ltx-2.5-audio-vae-bf16",
+    Kind.UPSCALER: "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0",
+    Kind.DURATION_HEAD: "ltx-2.5-duration-head-bf16",
+    Kind.LORA: "ltx-2.5-22b-distilled-lora-450-bf16",
+}

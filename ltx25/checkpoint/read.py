@@ -24,9 +24,11 @@ def read_tensors(header: Header, destinations: Mapping[str, torch.Tensor], read:
     """Fill each destination tensor with the file's tensor of that name; shapes must agree, dtypes may differ.
 
     Destinations must be contiguous. `read(n)` is called after every n bytes read; it may raise to cancel, which leaves
-    the destinations partly filled: the caller drops them. Raises FileError when the file is shorter than its header says.
+    the destinations partly filled: the caller drops them. Raises FileError when the file is gone, has changed since its
+    header was read, or is cut off.
     """
     wanted = [header.tensors[name] for name in destinations]
+    _unchanged(header)
     for info in wanted:
         target = destinations[info.name]
         if tuple(target.shape) != info.shape:
@@ -34,12 +36,13 @@ def read_tensors(header: Header, destinations: Mapping[str, torch.Tensor], read:
         if not target.is_contiguous():
             raise ValueError(f"destination of {info.name} is not contiguous")
     cuda = any(target.device.type == "cuda" for target in destinations.values())
-    ring = _Ring(pinned=cuda)
+    largest = max((info.end - info.begin for info in wanted), default=0)
+    ring = _Ring(size=min(BUFFER_BYTES, largest), pinned=cuda)
     with header.path.open("rb", buffering=0) as file:
         for info, offset, size in _pieces(wanted):
             stage = ring.next(size)
             _read_exactly(file, info, offset, memoryview(stage.numpy()), header)
-            _copy(stage, info, offset, destinations[info.name])
+            _copy(stage, info, offset, destinations[info.name], non_blocking=cuda)
             ring.used()
             _release_pages(file, info.begin + offset, size)
             read(size)
@@ -47,14 +50,25 @@ def read_tensors(header: Header, destinations: Mapping[str, torch.Tensor], read:
 
 
 def read_bytes(header: Header, name: str) -> bytes:
-    """The raw bytes of one tensor: tokenizer files are stored that way."""
+    """The raw bytes of one tensor: tokenizer files are stored that way. Raises FileError when the file changed or is cut off."""
     info = header.tensors[name]
+    _unchanged(header)
     with header.path.open("rb") as file:
         file.seek(info.begin)
         raw = file.read(info.end - info.begin)
     if len(raw) != info.end - info.begin:
         raise FileError(f"{header.name} is cut off inside {name}; download it again.")
     return raw
+
+
+def _unchanged(header: Header) -> None:
+    """Offsets of a header are good for the file they were read from only."""
+    try:
+        stat = header.path.stat()
+    except OSError as error:
+        raise FileError(f"{header.path} cannot be read any more ({error.strerror}); put it back or choose another one.") from None
+    if (stat.st_size, stat.st_mtime_ns) != (header.size, header.mtime_ns):
+        raise FileError(f"{header.name} changed on disk since it was opened; load it again.")
 
 
 def _pieces(wanted: Iterable[TensorInfo]) -> Iterable[tuple[TensorInfo, int, int]]:
@@ -74,14 +88,15 @@ def _read_exactly(file: BinaryIO, info: TensorInfo, offset: int, view: memoryvie
         done += got
 
 
-def _copy(stage: torch.Tensor, info: TensorInfo, offset: int, target: torch.Tensor) -> None:
+def _copy(stage: torch.Tensor, info: TensorInfo, offset: int, target: torch.Tensor, non_blocking: bool) -> None:
+    """Elsewhere than on CUDA nothing tells when a copy is done, so it must be done on return: the buffer is reused."""
     values = stage.view(info.dtype)
     first = offset // info.dtype.itemsize
     part = target.view(-1)[first : first + values.numel()]
     if part.dtype == values.dtype or part.device.type == "cpu":
-        part.copy_(values, non_blocking=True)
+        part.copy_(values, non_blocking=non_blocking)
     else:  # cross the bus in the stored dtype, convert on the device
-        part.copy_(values.to(part.device, non_blocking=True))
+        part.copy_(values.to(part.device, non_blocking=non_blocking))
 
 
 def _release_pages(file: BinaryIO, begin: int, size: int) -> None:
@@ -90,9 +105,10 @@ def _release_pages(file: BinaryIO, begin: int, size: int) -> None:
 
 
 class _Ring:
-    """A few staging buffers, reused in turn once the copy out of them is done."""
+    """A few staging buffers of `size` bytes, reused in turn once the copy out of them is done."""
 
-    def __init__(self, pinned: bool) -> None:
+    def __init__(self, size: int, pinned: bool) -> None:
+        self._size = size
         self._pinned = pinned
         self._buffers: list[torch.Tensor] = []
         self._copied: list[torch.cuda.Event | None] = []
@@ -102,7 +118,7 @@ class _Ring:
         """A uint8 buffer of `size` bytes that no copy is still reading."""
         self._turn = (self._turn + 1) % (BUFFERS if self._pinned else 1)
         if self._turn == len(self._buffers):
-            self._buffers.append(torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=self._pinned))
+            self._buffers.append(torch.empty(self._size, dtype=torch.uint8, pin_memory=self._pinned))
             self._copied.append(None)
         copied = self._copied[self._turn]
         if copied is not None:
