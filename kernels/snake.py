@@ -13,9 +13,17 @@ TAPS = 12
 REACH = 6  # samples on either side that one output sample depends on: 3 going up, 3 coming down
 
 
-def snake(x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def snake(
+    x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
     """x (B, C, L) -> (B, C, L); alpha, beta (C,) are logarithms; up, down (12,) the low-pass filters, of sum 1."""
-    if x.ndim != 3 or alpha.shape != x.shape[1:2] or beta.shape != alpha.shape or up.numel() != TAPS or down.numel() != TAPS:
+    if (
+        x.ndim != 3
+        or alpha.shape != x.shape[1:2]
+        or beta.shape != alpha.shape
+        or up.numel() != TAPS
+        or down.numel() != TAPS
+    ):
         raise ValueError(
             f"snake takes (B, C, L), C, C, {TAPS} and {TAPS} taps, "
             f"got {tuple(x.shape)}, {tuple(alpha.shape)}, {tuple(beta.shape)}, {up.numel()} and {down.numel()}"
@@ -23,7 +31,9 @@ def snake(x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Te
     return snake_reference(x, alpha, beta, up, down)
 
 
-def snake_reference(x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def snake_reference(
+    x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
     """What `snake` computes.
 
     The definition (BigVGAN v2's Activation1d): edges of x repeated 5 times, zero-stuffed, filtered with 2 * up, cropped

@@ -1,0 +1,75 @@
+"""Audio latent -> sound: the entry the engine calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..config.audio import CHANNELS, AudioConfig
+from ..errors import InputError
+from ..instrument import Watch
+from .decoder import MelDecoder
+from .layers import ChannelStatistics
+from .precision import full_precision
+from .vocoder import Vocoder
+
+# Tensors of an audio VAE file that decoding does not need: the encoder (audio/encode.py), and an inverse transform
+# that no version of the model uses.
+UNUSED = ("audio_vae.encoder.*", "vocoder.mel_stft.stft_fn.inverse_basis")
+
+
+class SoundDecoder(nn.Module):
+    """Everything between an audio latent and its wave. Parameter names are the file's (prefix "")."""
+
+    def __init__(self, config: AudioConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.audio_vae = nn.Module()
+        self.audio_vae.decoder = MelDecoder(config.vae)
+        self.audio_vae.per_channel_statistics = ChannelStatistics(config.vae.latent_channels, config.vae.latent_bins)
+        self.vocoder = Vocoder(config)
+
+
+def decode_audio(model: SoundDecoder, latent: torch.Tensor, watch: Watch, samples: int | None = None) -> torch.Tensor:
+    """The sound of `latent` (B, 8, n, 16), normalised: (B, 2, N) float32 on the CPU, in [-1, 1], at 48 kHz.
+
+    N is 480 (4 n - 3), or `samples`: the tail is cut, or padded with silence. Batch items are decoded one by one, so
+    that each sounds as it does alone and memory does not grow with the batch. Level is never changed.
+
+    Raises InputError for a latent of another shape or with numbers that are not finite.
+    """
+    check_latent(model, latent)
+    parameter = next(model.parameters())
+    decoder, vocoder = model.audio_vae.decoder, model.vocoder
+    mel_frames = model.config.vae.mel_frames(latent.shape[2])
+    total = latent.shape[0] * (decoder.chunks(latent.shape[2]) * decoder.ticks + vocoder.ticks(mel_frames))
+    with watch.phase("decode.audio", total=total, unit="layer") as phase, torch.no_grad(), full_precision():
+        waves = []
+        for item in latent.split(1):
+            item = model.audio_vae.per_channel_statistics.denormalize(item.to(parameter.device, parameter.dtype))
+            wave = vocoder(decoder.decode(item, phase.tick), phase.tick)
+            waves.append(wave.to("cpu", torch.float32))
+        wave = torch.cat(waves)
+        if not wave.isfinite().all():
+            raise InputError(
+                "decode.audio made samples that are not finite numbers; the audio latent or the audio VAE file is damaged."
+            )
+    if samples is not None:
+        wave = F.pad(wave[..., :samples], (0, max(0, samples - wave.shape[-1])))
+    return wave.contiguous()
+
+
+def check_latent(model: SoundDecoder, latent: torch.Tensor) -> None:
+    """Raise InputError unless `latent` is a finite (B, channels, n, bins) of this model, n at least 1."""
+    vae = model.config.vae
+    wanted = (vae.latent_channels, vae.latent_bins)
+    if latent.ndim != 4 or (latent.shape[1], latent.shape[3]) != wanted or min(latent.shape) < 1:
+        raise InputError(
+            f"decode.audio got a latent of shape {list(latent.shape)}, wanted [batch, {wanted[0]}, frames, {wanted[1]}] of "
+            f"{CHANNELS}-channel sound; connect an audio latent made for this audio VAE."
+        )
+    if not latent.isfinite().all():
+        raise InputError(
+            "decode.audio got an audio latent with numbers that are not finite; sample it again with other settings."
+        )
