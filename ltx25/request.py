@@ -1,0 +1,151 @@
+"""What a render is asked for: prompt, size, seed, schedule and guidance, checked before anything heavy starts.
+
+The defaults are those of the nodes, so that a workflow and a command line that say nothing ask for the same clip.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import InputError
+from .shapes import PUBLISHED_COMPRESSION, AudioLatentShape, Compression, VideoShape, check_frame_rate
+
+SCHEDULES = ("ltx2", "distilled", "distilled_stage2")
+SAMPLERS = ("auto", "euler", "euler_ancestral")
+MOST_STEPS = 1000
+MOST_SEED = 2**64 - 1
+
+DEFAULT_NEGATIVE = (
+    "blurry, out of focus, low resolution, compression artefacts, overexposed, washed-out colours, flicker, jitter, "
+    "stutter, frozen picture, warped anatomy, extra fingers, distorted face, unreadable text, subtitles, captions, logo, "
+    "watermark, frame border, split screen, muffled sound, clipping, hiss, hum, echo, robotic voice, speech out of sync"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One clip. Making one checks it: raises InputError with what was got, what is wanted and the nearest legal value.
+
+    width, height: px; frames: a count; frame_rate: frames/s; eta: share of fresh noise per ancestral step, 0 to 1.
+    negative: None means that there is none, which cfg other than 1 does not allow; "" is a prompt like any other.
+    sigmas: noise levels from 1 down to 0 that win over schedule and steps. stg_blocks: 0-based.
+    """
+
+    prompt: str
+    negative: str | None = DEFAULT_NEGATIVE
+    width: int = 768
+    height: int = 512
+    frames: int = 121
+    frame_rate: float = 24.0
+    seed: int = 0
+    schedule: str = "ltx2"
+    steps: int = 30
+    sampler: str = "auto"
+    sigmas: tuple[float, ...] | None = None
+    eta: float = 1.0
+    video_cfg: float = 3.0
+    video_stg: float = 1.0
+    video_modality: float = 3.0
+    video_rescale: float = 0.7
+    audio_cfg: float = 7.0
+    audio_stg: float = 1.0
+    audio_modality: float = 3.0
+    audio_rescale: float = 0.7
+    stg_blocks: tuple[int, ...] = (28,)
+    skip_step: int = 0
+    compression: Compression = PUBLISHED_COMPRESSION
+
+    def __post_init__(self) -> None:
+        _check_text("prompt", self.prompt)
+        if self.negative is not None:
+            _check_text("negative", self.negative)
+        for name in ("width", "height", "frames"):
+            _check_whole(name, getattr(self, name), None, None)
+        self.video.check(self.compression)
+        _check_number("frame_rate", self.frame_rate, -math.inf, math.inf)
+        check_frame_rate(self.frame_rate)
+        _check_whole("seed", self.seed, 0, MOST_SEED)
+        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_whole("steps", self.steps, 1, MOST_STEPS)
+        _check_choice("sampler", self.sampler, SAMPLERS)
+        if self.sigmas is not None:
+            _check_sigmas(self.sigmas)
+        _check_number("eta", self.eta, 0.0, 1.0)
+        for stream in ("video", "audio"):
+            for scale in ("cfg", "stg", "modality"):
+                _check_number(f"{stream}_{scale}", getattr(self, f"{stream}_{scale}"), 0.0, 100.0)
+            _check_number(f"{stream}_rescale", getattr(self, f"{stream}_rescale"), 0.0, 1.0)
+        for block in self.stg_blocks:
+            _check_whole("stg_blocks", block, 0, None)
+        _check_whole("skip_step", self.skip_step, 0, MOST_STEPS)
+        for stream in ("video", "audio"):
+            cfg = getattr(self, f"{stream}_cfg")
+            if self.negative is None and cfg != 1.0:
+                raise InputError(f"{stream}_cfg {cfg:g} needs a negative prompt; give one (an empty text will do) or set {stream}_cfg to 1.")
+
+    @property
+    def video(self) -> VideoShape:
+        return VideoShape(self.frames, self.height, self.width)
+
+    @property
+    def audio(self) -> AudioLatentShape:
+        return AudioLatentShape.of_clip(self.frames, self.frame_rate)
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """Block numbers out of "28" or "0, 28"; "" is none. Raises InputError for anything else."""
+    blocks = []
+    for part in text.replace(" ", "").split(",") if text.strip() else ():
+        if not (part.isascii() and part.isdigit()):
+            raise InputError(f"stg_blocks '{text}' is not a list of block numbers; write them like 28 or 0,28.")
+        blocks.append(int(part))
+    return tuple(sorted(set(blocks)))
+
+
+def parse_sigmas(text: str) -> tuple[float, ...]:
+    """Noise levels out of "1, 0.725, 0.42, 0". Raises InputError when one of them is not a number."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"sigmas '{text}' is not a list of numbers; write them like 1,0.725,0.42,0.") from None
+
+
+def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {type(value).__name__}, wanted text.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} holds half a character at position {error.start}; remove it or send the text as UTF-8.") from None
+
+
+def _check_whole(name: str, value: int, least: int | None, most: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, wanted a whole number.")
+    if (least is not None and value < least) or (most is not None and value > most):
+        nearest = least if value < (least or 0) else most
+        rule = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} {value} is out of range, wanted a whole number {rule}; use {nearest}.")
+
+
+def _check_number(name: str, value: float, least: float, most: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{name} is {value!r}, wanted a finite number.")
+    if not least <= value <= most:
+        raise InputError(f"{name} {value:g} is out of range, wanted {least:g} to {most:g}; use {least if value < least else most:g}.")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} '{value}' is not known, wanted one of {', '.join(choices)}.")
+
+
+def _check_sigmas(sigmas: tuple[float, ...]) -> None:
+    if len(sigmas) < 2:
+        raise InputError(f"sigmas has {len(sigmas)} value(s), wanted at least two, falling, like 1,0.725,0.42,0.")
+    for sigma in sigmas:
+        _check_number("sigmas", sigma, 0.0, 1.0)
+    for before, after in zip(sigmas, sigmas[1:], strict=False):
+        if after >= before:
+            raise InputError(f"sigmas goes from {before:g} to {after:g}, wanted falling values like 1,0.725,0.42,0.")
