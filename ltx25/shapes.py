@@ -22,6 +22,19 @@ class Compression:
     frames: int
     side: int
 
+    def frame_span(self, index: int, causal: bool) -> tuple[int, int]:
+        """Pixel frames [start, end) of latent frame `index`. `causal`: the encoder's first latent frame holds one frame."""
+        shift = self.frames - 1 if causal else 0
+        return max(0, index * self.frames - shift), max(0, (index + 1) * self.frames - shift)
+
+    def latent_frames(self, frames: int) -> int:
+        """Latent frames of a clip of `frames` pixel frames on the grid."""
+        return (frames - 1) // self.frames + 1
+
+    def snap(self, frames: int) -> int:
+        """The longest clip on the grid of at most `frames` (>= 1) pixel frames."""
+        return (self.latent_frames(frames) - 1) * self.frames + 1
+
 
 PUBLISHED_COMPRESSION = Compression(frames=8, side=32)
 
@@ -56,7 +69,7 @@ class VideoShape:
         self.check(compression)
         return VideoLatentShape(
             channels=channels,
-            frames=(self.frames - 1) // compression.frames + 1,
+            frames=compression.latent_frames(self.frames),
             height=self.height // compression.side,
             width=self.width // compression.side,
         )
@@ -93,8 +106,10 @@ class VideoLatentShape:
         )
 
 
-LATENTS_PER_SECOND = 25  # 16 kHz mel, hop 160 samples, 4 mel frames per latent frame
+MEL_RATE = 16000  # Hz
+MEL_HOP = 160  # samples at MEL_RATE per mel frame
 MEL_PER_LATENT = 4
+LATENTS_PER_SECOND = MEL_RATE // (MEL_HOP * MEL_PER_LATENT)  # 25
 OUTPUT_RATE = 48000  # Hz
 SAMPLES_PER_MEL = OUTPUT_RATE // (LATENTS_PER_SECOND * MEL_PER_LATENT)  # 480
 
@@ -136,3 +151,20 @@ def check_frame_rate(frame_rate: float) -> float:
     if not 1.0 <= frame_rate <= 240.0:
         raise InputError(f"frame_rate {frame_rate} frames/s is outside 1 to 240; 24 is what the model was trained for.")
     return float(frame_rate)
+
+
+def seconds_to_frames(seconds: float, frame_rate: float, least: int, most: int, compression: Compression) -> int:
+    """A clip length on the grid for a wish in seconds: rounded to frames, held in [least, most], then snapped down.
+
+    Snapped up where snapping down falls below `least`, and never above `most` (as ltx_pipelines does).
+    """
+    frames = max(least, min(round(seconds * check_frame_rate(frame_rate)), most))
+    below = compression.snap(frames)
+    return below if below >= least else min(compression.snap(least + compression.frames - 1), most)
+
+
+def evenly_spaced_frames(count: int, frames: int) -> tuple[int, ...]:
+    """`count` inner pixel frames of a clip of `frames`, evenly spaced and rounded half to even; raises InputError when crowded."""
+    if count < 0 or frames < count + 2:
+        raise InputError(f"{count} evenly spaced keyframes do not fit between the ends of {frames} frames; ask for 0 to {max(0, frames - 2)}.")
+    return tuple(round(index * (frames - 1) / (count + 1)) for index in range(1, count + 1))
