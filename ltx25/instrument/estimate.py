@@ -51,7 +51,8 @@ class Forwards:
         self._ends = tuple(itertools.accumulate(len(group.legs) for group in self.groups))
         self._done = 0  # groups
         if self.groups:
-            text = self._name(0) + (f" - {prediction}" if prediction else "")
+            phase.doing = self._name(0)
+            text = phase.doing + (f" - {prediction}" if prediction else "")
             phase.within(text, steps=self._steps, running=self._forward(0))
 
     def finished(self, seconds: float) -> None:
@@ -72,7 +73,9 @@ class Forwards:
             "seconds": seconds,
             "running": self._forward(self._done) if self._done < len(self.groups) else None,
         }
-        if self._done == len(self.groups):
+        if self._done < len(self.groups):
+            self.phase.doing = self._name(self._done)
+        else:
             self.phase.facts["estimate"] = self.estimate.error()
         self.phase.tick(len(group.legs), text, **facts)
 

@@ -69,6 +69,9 @@ class Meter(Protocol):
 
     def closed(self, phase: Phase) -> None: ...
 
+    def beat(self, phase: Phase) -> None:
+        """Called by the heartbeat's thread: host numbers only."""
+
     def settled(self, wait: bool) -> list[Phase]:
         """Closed phases whose device_span became known since the last call; `wait`: give the device up to 1 s."""
 
@@ -86,6 +89,7 @@ class Phase:
     facts: dict[str, Any] = field(default_factory=dict)
     done: int = 0
     text: str = ""
+    doing: str = ""  # what runs right now, where the part knows better than "the next unit"
     latest: dict[str, Any] = field(default_factory=dict)  # the facts of the last tick or within alone
     ended: float | None = None
     error: BaseException | None = None
@@ -96,10 +100,20 @@ class Phase:
     peak_device: int | None = None
     peak_host: int | None = None
     peak_sum: int | None = None  # device + host, on devices that share one memory
+    device_memory: int | None = None  # the last sample, at most a few a second
+    host_memory: int | None = None
 
     @property
     def elapsed(self) -> float:
         return (time.monotonic() if self.ended is None else self.ended) - self.started
+
+    @property
+    def position(self) -> str:
+        """What runs right now, in words: `doing`, or the unit after the last finished one."""
+        if self.doing or not self.unit or self.unit == "byte":
+            return self.doing or self.text
+        total = "" if self.total is None else f"/{self.total}"
+        return f"{self.unit} {self.done + 1 if self.total is None else min(self.done + 1, self.total)}{total}"
 
     def tick(self, n: int = 1, text: str = "", **facts: Any) -> None:
         """`n` more units are finished. Reports, then checks for a cancel (which raises)."""
@@ -153,11 +167,13 @@ class Watch:
         finally:
             phase.ended = time.monotonic()
             self._open.remove(phase)
+            late: list[Phase] = []
             if self._meter is not None:
                 self._meter.closed(phase)
+                late = self._meter.settled(wait=False)
             for sink in self.sinks:
                 sink.closed(phase)
-            self._settle(wait=False)
+            self._measured([other for other in late if other is not phase])
             self._heart.told()
             if not self._open:
                 self._heart.stop()
@@ -169,7 +185,8 @@ class Watch:
 
     def finish(self) -> None:
         """The run is over: collect what the device still owes (its spans), waiting for it at most 1 s."""
-        self._settle(wait=True)
+        if self._meter is not None:
+            self._measured(self._meter.settled(wait=True))
 
     @property
     def current(self) -> Phase | None:
@@ -193,12 +210,11 @@ class Watch:
             sink.ticked(phase)
         self.check()
 
-    def _settle(self, wait: bool) -> None:
-        if self._meter is not None:
-            for phase in self._meter.settled(wait):
-                for sink in self.sinks:
-                    if hasattr(sink, "measured"):
-                        sink.measured(phase)
+    def _measured(self, phases: list[Phase]) -> None:
+        for phase in phases:
+            for sink in self.sinks:
+                if hasattr(sink, "measured"):
+                    sink.measured(phase)
 
 
 class _Heart:
@@ -230,6 +246,8 @@ class _Heart:
             if phase is None or time.monotonic() - self._last < SILENCE:
                 continue
             self.told()
+            if self._watch._meter is not None:
+                self._watch._meter.beat(phase)
             for sink in list(self._listeners):
                 try:
                     sink.beat(phase)

@@ -1,0 +1,150 @@
+"""Reads run records back: one file, or a folder with whatever else lies in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import FileError
+from .header import FORMAT
+
+
+@dataclass
+class Run:
+    """One record. Events are kept as the dicts they are; seconds count from the start of the run.
+
+    header: the `run` line with all `about` lines merged in. phases: closed phases; a phase that was open when the record
+    ended has an entry too, with `error` "unfinished". end: the last `end` line, {} where the record has none.
+    skipped: lines that are not JSON (a disk that filled up tears one).
+    """
+
+    path: Path
+    header: dict[str, Any]
+    phases: list[dict[str, Any]]
+    forwards: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    end: dict[str, Any]
+    skipped: int
+    last: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def status(self) -> str:
+        """done, failed, cancelled or killed; "unfinished" while it runs, or after a kill nobody marked yet."""
+        return self.end.get("status", "unfinished")
+
+    @property
+    def wall(self) -> float:
+        """Seconds inside the run's parts."""
+        return self.end.get("wall") or max((event.get("t") or 0.0 for event in (*self.phases, self.last)), default=0.0)
+
+    @property
+    def where(self) -> str:
+        """Where it stopped, in words; empty for a run that is done."""
+        if self.status == "done":
+            return ""
+        source = self.end if self.end.get("phase") else self.last
+        return f"{source.get('phase') or source.get('name') or '?'}: {source.get('at') or source.get('text') or ''}".strip()
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.events if entry["event"] == event]
+
+
+def read_run(path: Path) -> Run:
+    """Raises FileError for a file that is no run record, or one of a newer format."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise FileError(f"{path.name} cannot be read ({error.strerror}); choose another record.") from None
+    events, skipped = _parse(lines)
+    if not events or events[0].get("event") != "run" or not isinstance(events[0].get("format"), int):
+        raise FileError(f"{path.name} is not a run record; records are the .jsonl files a render writes to its runs folder.")
+    if events[0]["format"] > FORMAT:
+        raise FileError(f"{path.name} has record format {events[0]['format']}, this version reads up to {FORMAT}; update the pack.")
+    try:
+        return _assembled(path, events, skipped)
+    except (AttributeError, KeyError, TypeError):
+        raise FileError(f"{path.name} has events without the fields this version writes; delete it or choose another record.") from None
+
+
+def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
+    """All records of a folder, oldest first, and one sentence per file that was skipped."""
+    runs, skipped = [], []
+    for path in sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []:
+        try:
+            runs.append(read_run(path))
+        except FileError as error:
+            skipped.append(f"skipped: {error}")
+    return runs, skipped
+
+
+def find_run(folder: Path, name: str) -> Run:
+    """A record by path, by (part of) its name in `folder`, or "last" / "last-1" by age."""
+    if Path(name).is_file():
+        return read_run(Path(name))
+    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    back = re.fullmatch(r"last(?:-(\d+))?", name)
+    found = paths[-1 - int(back[1] or 0) :][:1] if back and len(paths) > int(back[1] or 0) else [p for p in paths if name in p.name]
+    if len(found) == 1:
+        return read_run(found[0])
+    if not found:
+        raise FileError(f"no run record named '{name}' in {folder} ({len(paths)} records); `ltx25 runs show` lists them.")
+    raise FileError(f"'{name}' fits {len(found)} records in {folder}: {', '.join(p.name for p in found[:3])}; write more of the name.")
+
+
+def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    try:  # one call for the whole file is several times faster than one per line
+        entries = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
+        skipped = 0
+    except ValueError:
+        entries, skipped = [], 0
+        for line in lines:
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                skipped += bool(line.strip())
+    events = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("event"), str)]
+    return events, skipped + len(entries) - len(events)
+
+
+def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
+    run = Run(path, dict(events[0]), [], [], events, {}, skipped, events[-1])
+    opened: dict[Any, dict[str, Any]] = {}
+    closed: dict[Any, dict[str, Any]] = {}
+    for entry in events[1:]:
+        event = entry["event"]
+        if event == "forward":
+            if entry.get("state") == "done":
+                run.forwards.append(entry)
+        elif event == "phase":
+            if entry.get("state") == "open":
+                opened[entry.get("id")] = entry
+            else:
+                start = opened.pop(entry.get("id"), {}).get("t")
+                row = {**_EMPTY, **entry, "start": entry["t"] - entry["wall"] if start is None else start}
+                closed[entry.get("id")] = row
+                run.phases.append(row)
+        elif event == "span":
+            closed.get(entry.get("id"), {}).update(device_span=entry.get("device_span"), device_busy=entry.get("device_busy"))
+        elif event == "about":
+            run.header.update({name: value for name, value in entry.items() if name not in ("event", "t")})
+        elif event == "end":
+            run.end = entry
+        elif event == "resume":
+            run.end = {}
+    for entry in opened.values():  # still open when the record ended
+        last = run.last.get("t") or entry["t"]
+        run.phases.append({**_EMPTY, **entry, "start": entry["t"], "wall": max(0.0, last - entry["t"]), "error": "unfinished"})
+    return run
+
+
+_EMPTY: Mapping[str, Any] = dict.fromkeys(
+    ("id", "parent", "name", "total", "unit", "device_span", "device_busy", "h2d", "d2h", "peak_device", "peak_host", "peak_sum", "error")
+) | {"done": 0, "wall": 0.0, "facts": {}}

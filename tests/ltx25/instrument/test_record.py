@@ -1,0 +1,351 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
+from comfyui_ltx25.ltx25.instrument.header import machine, request_facts
+from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.meter import DeviceMeter
+from comfyui_ltx25.ltx25.instrument.record import RunRecord
+
+FOUR = ("cond", "uncond", "stg", "mod")
+PACK = Path(__file__).resolve().parents[3]
+
+
+def lines(record):
+    return [json.loads(line) for line in record.path.read_text().splitlines()]
+
+
+def denoise(watch, steps=3, stop=None, legs=FOUR):
+    groups = [Group(step, legs) for step in range(1, steps + 1)]
+    with watch.phase("sample", total=steps * len(legs), unit="forward") as phase:
+        forwards = Forwards(phase, groups)
+        for group in groups:
+            if stop is not None and group.step == 3:
+                raise stop
+            forwards.finished(0.2)
+
+
+def test_every_event_is_one_line_of_json_and_on_disk_at_once(tmp_path):
+    record = RunRecord(tmp_path, {"device": "toy"})
+    with record:
+        assert lines(record)[0]["event"] == "run"
+        assert lines(record)[0]["device"] == "toy"
+        watch = Watch([record])
+        with watch.phase("text.tower", total=2, unit="layer") as phase:
+            assert lines(record)[-1] | {"t": 0} == {
+                "event": "phase", "t": 0, "state": "open", "id": 1, "parent": None,
+                "name": "text.tower", "total": 2, "unit": "layer", "facts": {},
+            }  # fmt: skip
+            phase.tick(2)
+            assert lines(record)[-1]["event"] == "tick"
+        assert lines(record)[-1]["state"] == "closed"
+        denoise(watch)
+        with watch.phase("decode.video", total=2, unit="chunk") as phase:
+            phase.tick()
+            assert lines(record)[-1]["event"] == "chunk"
+            phase.tick()
+    assert lines(record)[-1]["event"] == "end"
+    assert lines(record)[-1]["status"] == "done"
+    assert record.path.parent == tmp_path
+
+
+def test_header_holds_machine_files_geometry_and_settings(tmp_path):
+    facts = request_facts(
+        width=768, height=448, frames=25, frame_rate=24.0, batch=1, tokens={"video": 1344, "audio": 26, "text": 1024},
+        steps=30, legs=FOUR, forwards=120, settings={"seed": 3, "stg_blocks": "28"},
+    )  # fmt: skip
+    with RunRecord(tmp_path, {**machine(torch.device("cpu")), **facts}) as record:
+        pass
+    header = read_run(record.path).header
+    assert header["torch"] == torch.__version__
+    assert {"device", "driver", "triton", "pack", "revision", "python"} <= header.keys()
+    assert header["driver"] is None  # a CPU has none: null, not missing
+    assert header["pack"] and header["forwards"] == 120 and header["tokens"]["video"] == 1344
+    assert header["settings"] == {"seed": 3, "stg_blocks": "28"}
+
+
+def test_h2_a_failed_run_says_where_it_stopped(tmp_path):
+    record = RunRecord(tmp_path, {})
+    with pytest.raises(RuntimeError), record:
+        denoise(Watch([record]), stop=RuntimeError("out of memory"))
+    last = lines(record)[-1]
+    assert last["event"] == "end" and last["status"] == "failed"
+    assert last["error"] == "RuntimeError: out of memory"
+    assert last["phase"] == "sample" and last["at"] == "step 3/3 - forward 9-12/12 (cond+uncond+stg+mod)"
+    assert "sample" in record.table() and "(stopped)" in record.table()
+
+
+def test_h2_a_cancelled_run_is_told_from_a_failed_one(tmp_path):
+    class Interrupt(BaseException):
+        pass
+
+    record = RunRecord(tmp_path, {})
+    with pytest.raises(Interrupt), record:
+        denoise(Watch([record]), stop=Interrupt())
+    assert lines(record)[-1]["status"] == "cancelled"
+    assert lines(record)[-1]["at"].startswith("step 3/3 - forward 9-12/12")
+
+
+TOY = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import conftest
+from pathlib import Path
+from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
+from comfyui_ltx25.ltx25.instrument.record import RunRecord
+record = RunRecord(Path({folder!r}), {{}})
+groups = [Group(step, ("cond", "uncond", "stg", "mod")) for step in range(1, 9)]
+with record:
+    with Watch([record]).phase("sample", total=32, unit="forward") as phase:
+        forwards = Forwards(phase, groups)
+        for group in groups:
+            if group.step == 3:
+                print("in step 3", flush=True)
+                time.sleep(60)
+            forwards.finished(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A folder with the record of a run killed in the middle of step 3."""
+    folder = tmp_path_factory.mktemp("runs")
+    code = TOY.format(tests=str(PACK / "tests"), folder=str(folder))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "in step 3\n"
+    path = next(folder.glob("*.jsonl"))
+    before = events_of(path)
+    with RunRecord(folder, {}):  # a second run starts while the first one lives
+        living = (before, events_of(path))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    return path, living
+
+
+def events_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_kill_in_the_middle_of_step_3_leaves_a_record_whose_last_line_names_that_forward(killed):
+    path, _ = killed
+    last = events_of(path)[-1]
+    assert last["event"] in ("forward", "beat")
+    assert "step 3/8 - forward 9-12/32 (cond+uncond+stg+mod)" in last["at"]
+    if last["event"] == "forward":
+        assert (last["state"], last["first"], last["last"], last["of"]) == ("running", 9, 12, 32)
+
+
+def test_a_living_run_is_not_marked_and_two_at_once_write_two_files(killed):
+    path, (before, after) = killed
+    assert len(list(path.parent.glob("*.jsonl"))) == 2
+    assert [e for e in after if e["event"] == "end"] == []
+    assert after[: len(before)] == before
+
+
+def test_the_next_run_marks_a_killed_one(killed, caplog):
+    path, _ = killed
+    caplog.set_level(logging.INFO)
+    with RunRecord(path.parent, {}):
+        pass
+    end = events_of(path)[-1]
+    assert end["event"] == "end" and end["status"] == "killed" and end["phase"] == "sample"
+    assert "forward 9-12/32" in end["at"]
+    assert len([r for r in caplog.records if "forward 9-12/32" in r.message]) == 1
+    caplog.clear()
+    with RunRecord(path.parent, {}):
+        pass
+    assert not caplog.records  # once
+    run = next(run for run in read_runs(path.parent)[0] if run.status == "killed")
+    assert run.where.startswith("sample: step 3/8 - forward 9-12/32")
+    assert run.phases[0]["error"] == "unfinished" and run.phases[0]["name"] == "sample"
+    assert [(f["first"], f["last"]) for f in run.forwards] == [(1, 4), (5, 8)]
+
+
+def test_a_torn_last_line_is_repaired_by_the_mark(tmp_path):
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    text = record.path.read_text().splitlines()
+    record.path.write_text("\n".join(text[:-2]) + '\n{"event":"pha')
+    with RunRecord(tmp_path, {}):
+        pass
+    run = read_run(record.path)
+    assert run.status == "killed" and run.skipped == 1
+
+
+@pytest.mark.parametrize("kind", ["file in the way", "read only"])
+def test_a_folder_that_cannot_be_written_costs_the_record_not_the_render(tmp_path, kind, caplog):
+    folder = tmp_path / "ltx25_runs"
+    if kind == "read only":
+        if not hasattr(os, "geteuid") or os.geteuid() == 0:
+            pytest.skip("root writes everywhere")
+        folder.mkdir()
+        folder.chmod(0o500)
+    else:
+        folder.write_text("not a folder")
+    with RunRecord(folder, {}) as record:
+        denoise(Watch([record]))
+    assert record.path is None
+    assert [row["name"] for row in record.phases] == ["sample"] and "sample" in record.table()
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+def test_a_disk_that_fills_up_costs_the_rest_of_the_record_with_one_warning(tmp_path):
+    code = f"""
+import sys, resource
+sys.path.insert(0, {str(PACK / "tests")!r})
+import conftest
+from pathlib import Path
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument.record import RunRecord
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+with RunRecord(Path({str(tmp_path)!r}), {{}}) as record:
+    with Watch([record]).phase("decode.video", total=100, unit="chunk") as phase:
+        for _ in range(100):
+            phase.tick()
+print("render done", len(record.phases))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "render done 1\n", done.stderr
+    assert done.stderr.count("lost from here on") == 1
+    run = read_run(next(tmp_path.glob("*.jsonl")))
+    assert run.status == "unfinished" and len(run.of("chunk")) > 5
+
+
+def test_a_clock_that_is_set_back_makes_no_negative_duration(tmp_path, monkeypatch):
+    wall = iter(range(10**9, 0, -10_000))
+    monkeypatch.setattr(time, "time", lambda: float(next(wall)))
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    run = read_run(record.path)
+    times = [e["t"] for e in run.events]
+    assert times == sorted(times) and times[0] >= 0
+    assert all(row["wall"] >= 0 for row in run.phases) and run.wall >= 0
+
+
+PROMPT = "a lighthouse in a storm, seen from the sea"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_prompt_text_is_kept_only_when_asked_for(tmp_path, keep):
+    record = RunRecord(tmp_path, {}, {"prompt": PROMPT}, record_prompts=keep)
+    with pytest.raises(ValueError), record:
+        with Watch([record]).phase("text.tokenize") as phase:
+            phase.within(f"cutting '{PROMPT}'")
+        record.describe({"negative": PROMPT + " at night"})
+        raise ValueError(f"cannot encode {PROMPT}")
+    text = record.path.read_text()
+    assert (PROMPT in text) == keep
+    assert read_run(record.path).header["prompts"]["negative"]["characters"] == len(PROMPT) + 9
+
+
+def test_nested_phases_and_several_parts_make_one_record(tmp_path):
+    record = RunRecord(tmp_path, {})
+    with record, Watch([record]).phase("text.tower") as phase:
+        phase.moved(h2d=5)
+    assert read_run(record.path).status == "done"
+    time.sleep(0.3)  # another node of the graph: not this run's time
+    with record:
+        record.describe(steps=3)
+        watch = Watch([record])
+        with watch.phase("sample"), watch.phase("load.stage"):
+            time.sleep(0.05)
+    run = read_run(record.path)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert [(row["name"], row["parent"]) for row in run.phases] == [("text.tower", None), ("load.stage", 2), ("sample", None)]
+    assert run.header["steps"] == 3
+    assert run.phases[0]["h2d"] == 5 and run.phases[1]["h2d"] is None
+    assert run.wall < 0.25
+    assert [e["status"] for e in run.of("end")] == ["done", "done"]
+
+
+def test_the_phase_table_accounts_for_the_wall(tmp_path):
+    with RunRecord(tmp_path, {}) as record:
+        watch = Watch([record], DeviceMeter(torch.device("cpu")))
+        for name in ("text.tower", "sample", "decode.video"):
+            with watch.phase(name):
+                time.sleep(0.3)
+        watch.finish()
+    end = read_run(record.path).end
+    assert end["accounted"] > 0.99
+    table = record.table().splitlines()
+    assert table[0].startswith("phase") and table[-1].startswith("run")
+    assert [line.split()[0] for line in table[1:4]] == ["text.tower", "sample", "decode.video"]
+
+
+def test_values_json_does_not_know_are_written_or_null(tmp_path):
+    record = RunRecord(tmp_path, {"legs": frozenset(["b", "a"])})
+    with record, Watch([record]).phase("sample", total=1, unit="chunk") as phase:
+        phase.tick(ratio=float("nan"), path=Path("x"), nested={"y": float("inf")})
+    run = read_run(record.path)
+    assert run.header["legs"] == ["a", "b"]
+    assert run.of("chunk")[0]["facts"] == {"ratio": None, "path": "x", "nested": {"y": None}}
+
+
+def test_a_hundred_thousand_lines_load_in_a_second(tmp_path):
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record], DeviceMeter(torch.device("cpu"))))
+    text = record.path.read_text().splitlines()
+    first = next(i for i, line in enumerate(text) if '"state":"done"' in line)
+    record.path.write_text("\n".join([*text[:first], *text[first : first + 2] * 50_000, *text[first + 2 :]]) + "\n")
+    seconds = []
+    for _ in range(3):  # the machine may be busy with something else: the best of three
+        begin = time.perf_counter()
+        run = read_run(record.path)
+        seconds.append(time.perf_counter() - begin)
+    assert len(run.forwards) == 50_002 and run.skipped == 0
+    assert min(seconds) < 1.0
+
+
+def test_foreign_and_corrupt_files_are_skipped_with_one_line_each(tmp_path):
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "other.jsonl").write_text('{"event": "train", "loss": 1}\n')
+    (tmp_path / "array.jsonl").write_text("[1, 2]\n")
+    (tmp_path / "newer.jsonl").write_text('{"event": "run", "format": 99}\n')
+    (tmp_path / "odd.jsonl").write_text('{"event": "run", "format": 1}\n{"event": "phase", "state": "closed", "id": 1}\n')
+    runs, skipped = read_runs(tmp_path)
+    assert [run.path for run in runs] == [record.path]
+    assert len(skipped) == 7 and all("\n" not in line for line in skipped)
+    assert "update the pack" in next(line for line in skipped if "newer" in line)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p != record.path}
+    with RunRecord(tmp_path, {}):
+        pass
+    assert {name: (tmp_path / name).read_bytes() for name in before if name != "odd.jsonl"}.items() <= before.items()
+
+
+def test_a_damaged_line_costs_itself_only(tmp_path):
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    text = record.path.read_text().splitlines()
+    text[2] = text[2][:20]
+    record.path.write_text("\n".join(text) + "\n")
+    run = read_run(record.path)
+    assert run.skipped == 1 and run.status == "done" and len(run.phases) == 1
+
+
+def test_instrument_costs_less_than_one_percent_of_a_10_ms_forward(tmp_path):
+    """Per group: two lines written and flushed, text, estimate, memory sample, heartbeat bookkeeping."""
+    groups = [Group(step, FOUR) for step in range(1, 501)]
+    with RunRecord(tmp_path, {}) as record:
+        watch = Watch([record], DeviceMeter(torch.device("cpu")))
+        with watch.phase("sample", total=2000, unit="forward") as phase:
+            forwards = Forwards(phase, groups)
+            costs = []
+            for _ in groups:
+                begin = time.perf_counter()
+                forwards.finished(0.01)
+                costs.append(time.perf_counter() - begin)
+    typical = sorted(costs)[len(costs) // 2]
+    assert typical < 1e-4, f"{typical * 1e6:.0f} us of a 10 ms forward"
