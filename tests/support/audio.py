@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import nn
-
 from comfyui_ltx25.ltx25.audio.decode import UNUSED as DECODER_UNUSED
 from comfyui_ltx25.ltx25.audio.decode import SoundDecoder
 from comfyui_ltx25.ltx25.audio.encode import UNUSED as ENCODER_UNUSED
 from comfyui_ltx25.ltx25.audio.encode import SoundEncoder
 from comfyui_ltx25.ltx25.checkpoint import fill, read_header
 from comfyui_ltx25.ltx25.config.audio import AudioConfig, read_audio_config
+from safetensors.torch import save_file
+from torch import nn
 
 from .files import GOLDEN
 
@@ -36,7 +35,13 @@ def load_encoder(path: Path, dtype: torch.dtype = torch.float32) -> SoundEncoder
     return _load(path, SoundEncoder, ENCODER_UNUSED, dtype, None)
 
 
-def _load(path: Path, build: Callable[[AudioConfig], nn.Module], unused: tuple[str, ...], dtype: torch.dtype, config: AudioConfig | None) -> Any:
+def _load(
+    path: Path,
+    build: Callable[[AudioConfig], nn.Module],
+    unused: tuple[str, ...],
+    dtype: torch.dtype,
+    config: AudioConfig | None,
+) -> Any:
     header = read_header(path)
     with torch.device("meta"):
         module = build(config or read_audio_config(header))
@@ -99,7 +104,11 @@ def write_oracle_file(path: Path, vae: nn.Module, vocoder: nn.Module, metadata: 
     tensors = {_vae_name(name): tensor for name, tensor in vae.state_dict().items()}
     tensors |= {_vocoder_name(name): tensor for name, tensor in vocoder.state_dict().items() if "resampler" not in name}
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    save_file(tensors, path, metadata={"config": json.dumps(oracle_metadata()), "model_version": "2.5.0"} if metadata else None)
+    save_file(
+        tensors,
+        path,
+        metadata={"config": json.dumps(oracle_metadata()), "model_version": "2.5.0"} if metadata else None,
+    )
     return path
 
 
@@ -167,12 +176,21 @@ def oracle_metadata() -> dict[str, Any]:
 
 
 def _vae_name(name: str) -> str:
-    statistics = {"latents_mean": "per_channel_statistics.mean-of-means", "latents_std": "per_channel_statistics.std-of-means"}
+    statistics = {
+        "latents_mean": "per_channel_statistics.mean-of-means",
+        "latents_std": "per_channel_statistics.std-of-means",
+    }
     return "audio_vae." + statistics.get(name, name)
 
 
 def _vocoder_name(name: str) -> str:
-    renamed = {"conv_in": "conv_pre", "conv_out": "conv_post", "upsamplers": "ups", "resnets": "resblocks", "act_out": "act_post"}
+    renamed = {
+        "conv_in": "conv_pre",
+        "conv_out": "conv_post",
+        "upsamplers": "ups",
+        "resnets": "resblocks",
+        "act_out": "act_post",
+    }
     parts = []
     for part in name.split("."):
         parts += ["downsample", "lowpass"] if part == "downsample" else [renamed.get(part, part)]

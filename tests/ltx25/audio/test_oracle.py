@@ -49,7 +49,9 @@ def test_vocoder_equals_diffusers_below_clipping(pair, frames):
     with torch.no_grad():
         first = vocoder.vocoder(mel)
         want = vocoder(mel)
-    assert 0.01 < first.abs().max() < 1, "diffusers lacks the official clamp after stage 1: compare where it does nothing"
+    assert 0.01 < first.abs().max() < 1, (
+        "diffusers lacks the official clamp after stage 1: compare where it does nothing"
+    )
     ours = load_decoder(path).vocoder
     assert (ours.narrow(mel, silent) - first).abs().max() <= TOLERANCE
     got = ours(mel, silent)
