@@ -5,7 +5,7 @@ import torch
 from comfyui_ltx25.ltx25.audio import decoder as decoder_module
 from comfyui_ltx25.ltx25.audio.decode import decode_audio
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, clip_samples
 from comfyui_ltx25.tests.support.audio import GOLDEN_FILE, load_decoder
 
@@ -19,10 +19,8 @@ def latent(frames, batch=1, seed=0):
     return torch.randn(batch, 2, frames, 16, generator=torch.Generator().manual_seed(seed))
 
 
-class Listener:
+class Listener(Sink):
     """A sink that keeps what it is told and cancels after `patience` ticks."""
-
-    wants_preview = False
 
     def __init__(self, patience=None):
         self.patience, self.done, self.error, self.total = patience, [], "open", None
@@ -40,9 +38,6 @@ class Listener:
 
     def closed(self, phase):
         self.error = phase.error
-
-    def preview(self, x):
-        raise AssertionError("sound has no preview")
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7])
@@ -178,13 +173,21 @@ def test_context_of_a_chunk_is_wide_enough_and_not_wasteful(model, part):
     assert not torch.equal(run(frames, reach, slice(0, frames // 2 - 3 * reach // 4)), still)
 
 
-@pytest.mark.parametrize("frame", [3, 11, 20])
-def test_a_change_of_one_latent_frame_is_heard_at_its_time(model, frame):
-    """Half of the change's energy lies within one video frame (1/24 s) of the 40 ms that the latent frame stands for."""
+@pytest.mark.parametrize("frame", [0, 1, 11, 23])
+def test_an_impulse_in_the_latent_starts_at_its_own_mel_row(model, frame):
     z = latent(24)
     other = z.clone()
     other[:, :, frame] += 0.5
-    change = (decode_audio(model, other, Watch()) - decode_audio(model, z, Watch())).square().sum(dim=(0, 1))
+    mel, changed = (model.audio_vae.decoder.decode(x, lambda: None) for x in (z, other))
+    assert (mel != changed).any(dim=3).all(dim=1)[0].nonzero()[0].item() == max(0, 4 * frame - 3)
+
+
+@pytest.mark.parametrize("frame", [10, 33, 60])
+def test_an_impulse_in_the_mel_is_heard_where_it_is(model, frame):
+    """Half of the change's energy lies before, half after the 10 ms of its mel frame, to a video frame (1/24 s)."""
+    mel = torch.randn(1, 2, 70, 64, generator=torch.Generator().manual_seed(0)) - 3
+    other = mel.clone()
+    other[:, :, frame] += 1
+    change = (model.vocoder(other, lambda: None) - model.vocoder(mel, lambda: None)).square().sum(dim=(0, 1))
     middle = (change.cumsum(0) < change.sum() / 2).sum().item() / 48000
-    start, end = (480 * (4 * frame - 3)) / 48000, 480 * (4 * frame + 1) / 48000
-    assert start - 1 / 24 < middle < end + 1 / 24
+    assert change.sum() > 0 and abs(middle - 0.01 * (frame + 0.5)) < 1 / 24

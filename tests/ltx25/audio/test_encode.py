@@ -8,7 +8,7 @@ from comfyui_ltx25.ltx25.audio import encoder as encoder_module
 from comfyui_ltx25.ltx25.audio.encode import encode_audio
 from comfyui_ltx25.ltx25.audio.mel import log_mel, stereo
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.tests.support.audio import GOLDEN_FILE, load_encoder
 
 
@@ -86,14 +86,9 @@ def test_input_is_not_written_to_and_batch_items_are_encoded_as_alone(model):
     assert torch.equal(both[1:], encode_audio(model, wave[1:], 44100, Watch()))
 
 
-class Listener:
-    wants_preview = False
-
+class Listener(Sink):
     def __init__(self):
         self.done, self.total = [], None
-
-    def check(self):
-        pass
 
     def opened(self, phase):
         self.total = phase.total
