@@ -1,0 +1,158 @@
+"""The two kinds of attention of a block: within a stream, and from a stream to something else (text, the other stream).
+
+Products that read the same input are one product: q, k, v and the gate logits within a stream; q and gate, k and v
+towards something else. Order in both: project, norm over all heads, rotate, attend, gate per head, project out.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...kernels.attention import attention
+from ...kernels.head_gate import head_gate
+from ...kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_pair
+from .modality import Leg
+from .rope import Rope
+from .rows import Groups, Rows, join
+
+
+class NormWeight(nn.Module):
+    """The weight of a q or k norm, (heads * d,): it spans all heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
+class SelfAttention(nn.Module):
+    """Attention of one stream to itself, width D = heads * d."""
+
+    def __init__(self, width: int, heads: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.heads, self.eps = width, heads, eps
+        self.qkvg = nn.Linear(width, 3 * width + heads)
+        self.q_norm, self.k_norm = NormWeight(width), NormWeight(width)
+        self.to_out = nn.ModuleList([nn.Linear(width, width)])
+
+    def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
+        return _merged("qkvg", "to_q", "to_k", "to_v", "to_gate_logits")
+
+    def forward(self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
+        """x (R, T, D), modulated; bias (T, T) or None: (R, T, D)."""
+        q, k, v, gate = self._project(x)
+        return self.to_out[0](head_gate(self._attend(q, k, v, rope, bias), gate))
+
+    def perturbed(self, x: Rows, after: Groups, rope: Rope, bias: torch.Tensor | None) -> Rows:
+        """As forward, but the STG leg's row carries its values in place of what attention makes of them.
+
+        `after` are the groups behind this attention, the STG leg in a row of its own. Where that leg still shares the
+        conditional row it takes values and gate from there. q and k of a row that needs neither are multiplied along: the
+        merged product keeps the values' bits equal in every leg, for at most one leg in a perturbed block.
+        """
+        q, k, v, gate = (Rows(x.groups, parts, x.batched) for parts in zip(*map(self._project, x.tensors), strict=True))
+        attended: dict[int, torch.Tensor] = {}
+        gated = []
+        for legs in after:
+            row = x.of(legs[0])
+            if legs == (Leg.STG,):
+                o = v.row(row).unflatten(-1, (self.heads, -1))
+            else:
+                if row not in attended:
+                    attended[row] = self._attend(q.row(row), k.row(row), v.row(row), rope, bias)
+                o = attended[row]
+            gated.append(head_gate(o, gate.row(row)))
+        return join(after, gated, x.batched).map(self.to_out[0])
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.qkvg(x).split((self.width, self.width, self.width, self.heads), dim=-1)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
+        q, k = qk_norm_rope_pair(
+            q, k, self.q_norm.weight, self.k_norm.weight, rope.cos, rope.sin, rope.rows, self.heads, self.eps
+        )
+        return attention(q, k, v.unflatten(-1, (self.heads, -1)), bias)
+
+
+class CrossAttention(nn.Module):
+    """Attention of a stream of `width` to rows of `context_width`, `inner` = heads * d wide. Never masked."""
+
+    def __init__(self, width: int, context_width: int, inner: int, heads: int, eps: float) -> None:
+        super().__init__()
+        self.inner, self.heads, self.eps = inner, heads, eps
+        self.qg = nn.Linear(width, inner + heads)
+        self.kv = nn.Linear(context_width, 2 * inner)
+        self.q_norm, self.k_norm = NormWeight(inner), NormWeight(inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
+
+    def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
+        return _merged("qg", "to_q", "to_gate_logits") | _merged("kv", "to_k", "to_v")
+
+    def keys_values(self, context: torch.Tensor, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """context (R, S, context_width), modulated: keys and values, (R, S, H, d) each."""
+        k, v = self.kv(context).split(self.inner, dim=-1)
+        return self._norm(k, self.k_norm, rope), v.unflatten(-1, (self.heads, -1))
+
+    def forward(self, x: Rows, keys: Rows, values: Rows, rope: Rope | None) -> Rows:
+        """x rows (B, T, width), modulated, against the key and value row of the same legs: rows (B, T, width).
+
+        One key and value row may serve several rows of x; its batch may be 1.
+        """
+        if x.groups == keys.groups and _same_batch(x, keys):
+            return x.map(lambda h, k, v: self._attend(h, k, v, rope), keys, values)
+        serving = [keys.of(legs[0]) for legs in x.groups]
+        if not x.batched:
+            parts = zip(x.tensors, serving, strict=True)
+            return Rows(x.groups, tuple(self._attend(h, keys.row(j), values.row(j), rope) for h, j in parts), False)
+        q, gate = (Rows(x.groups, (part,), True) for part in self._queries(x.tensors[0], rope))
+        gated = Rows(x.groups, (torch.empty_like(q.tensors[0]).flatten(2),), True)
+        for j in sorted(set(serving)):
+            start, stop = serving.index(j), len(serving) - serving[::-1].index(j)
+            o = _attend_shared(q.run(start, stop).tensors[0], keys.row(j), values.row(j))
+            head_gate(o, gate.run(start, stop).tensors[0], out=gated.run(start, stop).tensors[0])
+        return gated.map(self.to_out[0])
+
+    def _attend(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+        q, gate = self._queries(x, rope)
+        return self.to_out[0](head_gate(_attend_shared(q, k, v), gate))
+
+    def _queries(self, x: torch.Tensor, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+        q, gate = self.qg(x).split((self.inner, self.heads), dim=-1)
+        return self._norm(q, self.q_norm, rope), gate
+
+    def _norm(self, x: torch.Tensor, weight: NormWeight, rope: Rope | None) -> torch.Tensor:
+        table = (None, None, None) if rope is None else (rope.cos, rope.sin, rope.rows)
+        return qk_norm_rope(x, weight.weight, *table, self.heads, self.eps)
+
+
+class FeedForward(nn.Module):
+    """Linear to 4 D, tanh GELU, linear back. Names are the file's: net.0.proj and net.2."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        enter = nn.Module()
+        enter.proj = nn.Linear(width, 4 * width, bias=bias)
+        self.net = nn.ModuleList([enter, nn.Identity(), nn.Linear(4 * width, width, bias=bias)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net[2](F.gelu(self.net[0].proj(x), approximate="tanh"))
+
+
+def _same_batch(x: Rows, keys: Rows) -> bool:
+    """Whether tensors pair up one to one: laid out alike, and no batch of one among larger ones."""
+    return x.batched == keys.batched and x.tensors[0].shape[0] == keys.tensors[0].shape[0]
+
+
+def _merged(own: str, *names: str) -> dict[str, tuple[str, ...]]:
+    return {f"{own}.{leaf}": tuple(f"{name}.{leaf}" for name in names) for leaf in ("weight", "bias")}
+
+
+def _attend_shared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """q (r * Bk, T, H, d) for r rows that share keys and values (Bk, S, H, d). Queries do not see each other, so
+    rows that share a batch of one are laid end to end instead of copying what they share."""
+    if q.shape[0] == k.shape[0]:
+        return attention(q, k, v, None)
+    if k.shape[0] == 1:
+        return attention(q.reshape(1, -1, *q.shape[2:]), k, v, None).reshape(q.shape)
+    return torch.cat([attention(part, k, v, None) for part in q.split(k.shape[0])])

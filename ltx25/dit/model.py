@@ -1,0 +1,202 @@
+"""The audio-video diffusion transformer: tokens of both streams at one noise level -> their velocities, for every leg of a step.
+
+Read this first. A clip is prepared once (`prepare`), a schedule's modulation once (`schedule_tables`), and `forward` runs
+the blocks outermost and the legs inside them, so that what legs have in common is computed once. `forward` never waits
+for the device, copies nothing back and decides nothing from values: it may be captured as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...kernels.rms_adaln import affine
+from ..config.dit import DiTConfig
+from ..errors import InputError
+from . import geometry as clip
+from .adaln import (
+    BLOCK_ROWS,
+    CROSS_ROWS,
+    PROMPT_ROWS,
+    BlockModulation,
+    Producer,
+    StepTables,
+    StreamTables,
+    modulate_blocks,
+)
+from .block import Block, State
+from .geometry import Geometry, StreamGeometry
+from .modality import Contexts, Leg, LegPlan, Stream, Velocity
+from .rows import Rows, Schedule, schedule
+from .tables import ScheduleTables, step_tables
+
+# Stored in float32 and rounded only when added (see adaln.modulate_blocks): pass to checkpoint.fill as `keep`.
+KEEP_STORED = ("*scale_shift_table*",)
+
+_MODULATION_BYTES = 64 << 20  # rows of as many blocks as fit are made in one go
+
+
+class DiT(nn.Module):
+    """Names are the file's below `model.diffusion_model.`, without the text connectors. Widths: D video, Da audio."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, da = config.width, config.audio_width
+        self.patchify_proj, self.audio_patchify_proj = nn.Linear(config.in_channels, d), nn.Linear(config.audio_in_channels, da)
+        self.adaln_single, self.audio_adaln_single = Producer(d, BLOCK_ROWS), Producer(da, BLOCK_ROWS)
+        if config.prompt_adaln:
+            self.prompt_adaln_single, self.audio_prompt_adaln_single = Producer(d, PROMPT_ROWS), Producer(da, PROMPT_ROWS)
+        self.av_ca_video_scale_shift_adaln_single = Producer(d, CROSS_ROWS)
+        self.av_ca_audio_scale_shift_adaln_single = Producer(da, CROSS_ROWS)
+        self.av_ca_a2v_gate_adaln_single = Producer(d, 1)
+        self.av_ca_v2a_gate_adaln_single = Producer(da, 1)
+        if config.keyframe_embedding:
+            self.keyframes_abs_pos_embedding = nn.Parameter(torch.empty(1, d))
+        self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.scale_shift_table = nn.Parameter(torch.empty(2, d))
+        self.audio_scale_shift_table = nn.Parameter(torch.empty(2, da))
+        self.proj_out, self.audio_proj_out = nn.Linear(d, config.out_channels), nn.Linear(da, config.audio_out_channels)
+
+    def prepare(self, video: Stream | None, audio: Stream | None, device: torch.device, dtype: torch.dtype) -> Geometry:
+        """Once per clip: rope tables, timestep levels, marks. Raises InputError for streams whose parts do not fit."""
+        return clip.prepare(self.config, video, audio, device, dtype)
+
+    @torch.no_grad()
+    def tables(self, geometry: Geometry, sigma_video: float, sigma_audio: float) -> StepTables:
+        """What adaLN makes at one step, sigmas in [0, 1]; frozen streams count as 0."""
+        return step_tables(self, geometry, [(sigma_video, sigma_audio)])[0]
+
+    @torch.no_grad()
+    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[float]) -> Sequence[StepTables]:
+        """`tables` of every step, made in one go before the loop; afterwards the producers' weights are not needed.
+
+        Where masks have so many distinct values that this would fill the device, a step is made when it is asked for.
+        """
+        return ScheduleTables(self, geometry, sigmas)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        video: torch.Tensor | None,
+        audio: torch.Tensor | None,
+        geometry: Geometry,
+        tables: StepTables,
+        positive: Contexts,
+        negative: Contexts | None,
+        plan: LegPlan,
+        batched: bool,
+        pause: Callable[[int], None],
+    ) -> dict[Leg, Velocity]:
+        """video (B, N, C) and audio (B, M, Ca) tokens, any floating dtype, None as in `geometry`: each leg's velocities.
+
+        `batched`: rows of several legs go through one launch, equal within rounding; otherwise every op has the shapes of
+        a single forward and each leg equals a run of its own bit for bit. `pause(i)` is called after block i; it may raise.
+        Legs that stay equal return the same tensor. Raises InputError for tokens, legs or blocks that do not fit.
+        """
+        self._check(video, audio, geometry, plan)
+        legs = schedule(plan, video is not None, audio is not None)
+        batched = batched and len(plan.legs) > 1
+        state = State(
+            self._enter(self.patchify_proj, video, geometry.video, legs, batched),
+            self._enter(self.audio_patchify_proj, audio, geometry.audio, legs, batched),
+        )
+        text = self._text(positive, negative, legs, batched)
+        modulation: list[BlockModulation] = []
+        for number, block in enumerate(self.transformer_blocks):
+            if not modulation:
+                modulation = self._modulate(tables, number)
+            state = block(state, text, modulation.pop(0), geometry, legs, number)
+            pause(number)
+        v = self._leave(self.proj_out, self.scale_shift_table, state.video, tables.video, geometry.video)
+        a = self._leave(self.audio_proj_out, self.audio_scale_shift_table, state.audio, tables.audio, geometry.audio)
+        return {leg: Velocity(_of(v, leg), _of(a, leg)) for leg in plan.legs}
+
+    def _check(self, video: torch.Tensor | None, audio: torch.Tensor | None, geometry: Geometry, plan: LegPlan) -> None:
+        for name, tokens, stream, channels in (
+            ("video", video, geometry.video, self.config.in_channels),
+            ("audio", audio, geometry.audio, self.config.audio_in_channels),
+        ):
+            got = None if tokens is None else tuple(tokens.shape[1:])
+            wanted = None if stream is None else (stream.tokens, channels)
+            if got != wanted:
+                raise InputError(f"{name} tokens x channels are {got}, and the model and the clip's geometry want {wanted}.")
+        last = self.config.layers - 1
+        for number in sorted(plan.stg_video_blocks | plan.stg_audio_blocks):
+            if not 0 <= number <= last:
+                raise InputError(f"stg_blocks names block {number}, and this model has blocks 0 to {last}.")
+        if not plan.legs:
+            raise InputError("The plan of a step has no leg; it needs at least the conditional one.")
+
+    def _enter(
+        self, layer: nn.Linear, tokens: torch.Tensor | None, stream: StreamGeometry | None, legs: Schedule, batched: bool
+    ) -> Rows | None:
+        """Project tokens to the stream's width and mark keyframes: one row that all legs share."""
+        if tokens is None:
+            return None
+        x = layer(tokens.to(layer.weight.dtype))
+        if stream.marks is not None and self.config.keyframe_embedding:
+            x += stream.marks * self.keyframes_abs_pos_embedding
+        all_legs = (legs.video or legs.audio).legs
+        return Rows((all_legs,), (x,), batched)
+
+    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batched: bool) -> State:
+        """Contexts as rows: the negative one serves the unconditional leg, the positive one all others."""
+        rows = []
+        for name, stream in (("video", legs.video), ("audio", legs.audio)):
+            if stream is None or not stream.enabled:
+                rows.append(None)
+                continue
+            dtype = self.patchify_proj.weight.dtype
+            good = getattr(positive, name)
+            bad = None if negative is None else getattr(negative, name)
+            if good is None:
+                raise InputError(f"The prompt has no {name} context, and the {name} stream needs one.")
+            uncond, others = (Leg.UNCOND,), tuple(leg for leg in stream.legs if leg is not Leg.UNCOND)
+            if Leg.UNCOND not in stream.legs or bad is None:  # without a negative the official code takes the positive
+                rows.append(Rows((stream.legs,), (good.to(dtype),), batched))
+            elif not others:
+                rows.append(Rows((uncond,), (bad.to(dtype),), batched))
+            elif batched and good.shape == bad.shape:
+                rows.append(Rows((uncond, others), (torch.cat((bad, good)).to(dtype),), True))
+            else:
+                rows.append(Rows((uncond, others), (bad.to(dtype), good.to(dtype)), False))
+        return State(*rows)
+
+    def _modulate(self, tables: StepTables, first: int) -> list[BlockModulation]:
+        """Modulation of block `first` and as many after it as fit _MODULATION_BYTES."""
+        there = [stream for stream in (tables.video, tables.audio) if stream is not None]
+        per_block = sum(2 * stream.rows.nbytes for stream in there)
+        blocks = list(self.transformer_blocks)[first : first + max(1, _MODULATION_BYTES // per_block)]
+        parts = [
+            [None] * len(blocks)
+            if stream is None
+            else modulate_blocks(stream, *([getattr(block, name) for block in blocks] for name in names))
+            for stream, names in (
+                (tables.video, ("scale_shift_table", "prompt_scale_shift_table", "scale_shift_table_a2v_ca_video")),
+                (tables.audio, ("audio_scale_shift_table", "audio_prompt_scale_shift_table", "scale_shift_table_a2v_ca_audio")),
+            )
+        ]
+        return [BlockModulation(video, audio) for video, audio in zip(*parts, strict=True)]
+
+    def _leave(
+        self, layer: nn.Linear, table: torch.Tensor, x: Rows | None, tables: StreamTables | None, stream: StreamGeometry | None
+    ) -> Rows | None:
+        """LayerNorm, modulate by the embedded timestep, project to velocities: rows (B, T, C)."""
+        if x is None:
+            return None
+        shift, scale = (table.to(tables.embedded.dtype) + tables.embedded.unsqueeze(1)).unbind(1)  # (K, D)
+
+        def head(x: torch.Tensor) -> torch.Tensor:
+            wide = torch.promote_types(x.dtype, torch.float32)
+            normed = F.layer_norm(x.to(wide), x.shape[-1:], eps=self.config.norm_eps)
+            return layer(affine(normed, scale, shift, stream.index).to(x.dtype))
+
+        return x.map(head)
+
+
+def _of(rows: Rows | None, leg: Leg) -> torch.Tensor | None:
+    return None if rows is None else rows.row(rows.of(leg))

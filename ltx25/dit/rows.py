@@ -1,0 +1,136 @@
+"""The state of one stream for several legs at once, and where in the block stack legs stop being equal.
+
+Legs that are still equal share a row. A row is (B, T, D); rows sit in one tensor (batched: one launch serves all) or in
+one tensor each (sequential: every op has the shapes of a single forward, so results equal it bit for bit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from .modality import Leg, LegPlan
+
+Groups = tuple[tuple[Leg, ...], ...]
+
+# Rows in this order: those with audio-video attention are a prefix, those with the positive text a suffix.
+ORDER = (Leg.UNCOND, Leg.COND, Leg.STG, Leg.ISOLATED)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`groups` names the legs of every row; `tensors` is one tensor of (rows * B, ...) or one of (B, ...) per row."""
+
+    groups: Groups
+    tensors: tuple[torch.Tensor, ...]
+    batched: bool
+
+    def map(self, op: Callable[..., torch.Tensor], *others: Rows) -> Rows:
+        """Apply `op` to each tensor, together with those of `others` (same groups, same layout)."""
+        results = tuple(op(*parts) for parts in zip(self.tensors, *(other.tensors for other in others), strict=True))
+        return Rows(self.groups, results, self.batched)
+
+    def map_pair(self, op: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> tuple[Rows, Rows]:
+        """As `map`, for an op with two results."""
+        first, second = zip(*(op(tensor) for tensor in self.tensors), strict=True)
+        return Rows(self.groups, first, self.batched), Rows(self.groups, second, self.batched)
+
+    def run(self, start: int, stop: int) -> Rows:
+        """Rows [start, stop) as views: writing to them writes to this state."""
+        if start == 0 and stop == len(self.groups):
+            return self
+        if not self.batched:
+            return Rows(self.groups[start:stop], self.tensors[start:stop], False)
+        size = self.tensors[0].shape[0] // len(self.groups)
+        return Rows(self.groups[start:stop], (self.tensors[0][start * size : stop * size],), True)
+
+    def row(self, number: int) -> torch.Tensor:
+        """(B, ...), a view."""
+        return self.run(number, number + 1).tensors[0]
+
+    def of(self, leg: Leg) -> int:
+        """The number of the row that holds `leg`."""
+        return next(number for number, legs in enumerate(self.groups) if leg in legs)
+
+    def fork(self, groups: Groups) -> Rows:
+        """Finer groups: rows that split are copied, so that each may be written on its own."""
+        if groups == self.groups:
+            return self
+        sources = [self.of(legs[0]) for legs in groups]
+        parts = [self.row(source) for source in sources]
+        if self.batched:
+            return Rows(groups, (torch.cat(parts),), True)
+        first = {source: sources.index(source) for source in sources}
+        return Rows(groups, tuple(part if first[s] == i else part.clone() for i, (s, part) in enumerate(zip(sources, parts, strict=True))), False)
+
+
+def join(groups: Groups, parts: list[torch.Tensor], batched: bool) -> Rows:
+    """Rows from one (B, ...) tensor each, laid out as asked."""
+    return Rows(groups, (torch.cat(parts),) if batched else tuple(parts), batched)
+
+
+class Point(IntEnum):
+    """Places in a block where legs can part."""
+
+    ENTRY = 0
+    TEXT = 1  # after self-attention
+    CROSS = 2  # after text attention
+
+
+@dataclass(frozen=True)
+class StreamSchedule:
+    """When each leg leaves the others, for one stream: (block, point); None: never. What a plan and a geometry decide."""
+
+    legs: tuple[Leg, ...]
+    enabled: bool
+    perturbed: frozenset[int]  # blocks whose self-attention the STG leg replaces
+    stg: tuple[int, Point] | None
+    isolated: tuple[int, Point] | None
+
+    def groups(self, block: int, point: Point) -> Groups:
+        """Legs that are still equal at `point` of `block`, in row order. A stream that is not updated has one row."""
+        if not self.enabled:
+            return (self.legs,)
+        here = (block, point)
+        parted: dict[tuple[bool, ...], list[Leg]] = {}
+        for leg in self.legs:
+            key = (
+                leg is Leg.UNCOND and here >= (0, Point.TEXT),
+                leg is Leg.STG and self.stg is not None and here >= self.stg,
+                leg is Leg.ISOLATED and self.isolated is not None and here >= self.isolated,
+            )
+            parted.setdefault(key, []).append(leg)
+        return tuple(tuple(legs) for legs in parted.values())
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Both streams' schedules; None: the stream is not there."""
+
+    video: StreamSchedule | None
+    audio: StreamSchedule | None
+
+
+def schedule(plan: LegPlan, has_video: bool, has_audio: bool) -> Schedule:
+    """Work out which legs are equal where. The STG leg is the conditional one up to its first perturbed block: there a
+    perturbed stream parts after self-attention, the other one before it meets it.
+    """
+    legs = tuple(leg for leg in ORDER if leg in plan.legs)
+    video, audio = has_video and plan.video, has_audio and plan.audio
+    perturbed = (plan.stg_video_blocks if video else frozenset(), plan.stg_audio_blocks if audio else frozenset())
+    first = min(perturbed[0] | perturbed[1], default=None)
+    meet = has_video and has_audio
+    streams = []
+    for there, enabled, own in ((has_video, video, perturbed[0]), (has_audio, audio, perturbed[1])):
+        if first is None or not (own or meet):
+            stg = None
+        elif meet:
+            stg = (first, Point.TEXT if first in own else Point.CROSS)
+        else:
+            stg = (min(own), Point.TEXT)
+        isolated = (0, Point.CROSS) if meet else None
+        streams.append(StreamSchedule(legs, enabled, own, stg, isolated) if there else None)
+    return Schedule(*streams)

@@ -1,0 +1,75 @@
+"""All modulation of a schedule, made before the loop: one small product per producer for every step together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .adaln import Producer, StepTables, StreamTables, sinusoid
+from .geometry import Geometry, timestep_of_levels
+
+if TYPE_CHECKING:
+    from .model import DiT
+
+_ROWS_AT_ONCE = 2048  # distinct timesteps of both streams over all steps: 0.5 GB at the published widths in bf16
+
+
+class ScheduleTables(Sequence[StepTables]):
+    """The tables of every step: all made at once, or one when asked for where there would be too many rows to keep."""
+
+    def __init__(self, dit: DiT, geometry: Geometry, sigmas: Sequence[float]) -> None:
+        self._dit, self._geometry = dit, geometry
+        self._sigmas = [(float(sigma), float(sigma)) for sigma in sigmas]
+        levels = sum(len(stream.levels) for stream in (geometry.video, geometry.audio) if stream is not None)
+        self._made = step_tables(dit, geometry, self._sigmas) if levels * len(self._sigmas) <= _ROWS_AT_ONCE else None
+
+    def __len__(self) -> int:
+        return len(self._sigmas)
+
+    def __getitem__(self, step: int) -> StepTables:
+        if self._made is not None:
+            return self._made[step]
+        with torch.no_grad():
+            return step_tables(self._dit, self._geometry, [self._sigmas[step]])[0]
+
+
+def step_tables(dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> list[StepTables]:
+    """Tables of steps with the given (video, audio) sigmas. Timesteps and their sinusoids are float32 on the CPU."""
+    if not sigmas:
+        return []
+    video, audio, config = geometry.video, geometry.audio, dit.config
+    scale = config.timestep_scale
+    scalars = [  # each stream's scalar sigma per step, (S,)
+        None if stream is None else torch.tensor([stream.sigma(pair[side]) for pair in sigmas], dtype=torch.float32)
+        for side, stream in enumerate((video, audio))
+    ]
+    streams = []
+    for side, (stream, names) in enumerate(((video, _VIDEO), (audio, _AUDIO))):
+        if stream is None:
+            streams.append([None] * len(sigmas))
+            continue
+        levels = torch.stack([timestep_of_levels(stream, pair[side]) for pair in sigmas])  # (S, K)
+        rows, embedded = _produce(getattr(dit, names[0]), levels, scale)
+        prompt = _produce(getattr(dit, names[1]), scalars[side][:, None], scale)[0] if config.prompt_adaln else [None] * len(sigmas)
+        other = scalars[1 - side]
+        if other is None:
+            cross = gate = [None] * len(sigmas)
+        else:
+            cross = _produce(getattr(dit, names[2]), levels, scale)[0]
+            gate = _produce(getattr(dit, names[3]), other[:, None], scale, config.cross_timestep_scale / scale)[0]
+        streams.append([StreamTables(*parts) for parts in zip(rows, embedded, prompt, cross, gate, strict=True)])
+    return [StepTables(v, a) for v, a in zip(*streams, strict=True)]
+
+
+# Producers of a stream: block rows, prompt rows, rows between the streams, and the gate of what the stream receives,
+# which is made from the other stream's sigma.
+_VIDEO = ("adaln_single", "prompt_adaln_single", "av_ca_video_scale_shift_adaln_single", "av_ca_a2v_gate_adaln_single")
+_AUDIO = ("audio_adaln_single", "audio_prompt_adaln_single", "av_ca_audio_scale_shift_adaln_single", "av_ca_v2a_gate_adaln_single")
+
+
+def _produce(producer: Producer, t: torch.Tensor, scale: float, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """t (S, K) in [0, 1]: rows (S, K, rows, D) and embedding (S, K, D)."""
+    rows, embedded = producer(sinusoid((t * scale * factor).flatten()))
+    return rows.unflatten(0, t.shape), embedded.unflatten(0, t.shape)
