@@ -1,0 +1,94 @@
+import asyncio
+import importlib.util
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from comfyui_ltx25.tests.support.contract import NODES
+
+PACK = Path(__file__).resolve().parents[1]
+HELP = PACK / "nodes" / "web" / "docs"
+
+
+def load_as_the_host_does(folder):
+    """ComfyUI names the module after the folder's path, with dots replaced."""
+    name = str(folder).replace(".", "_x_")
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
+
+
+@pytest.mark.parametrize("name", ["ltx25", "comfyui-ltx25", "LTX 2.5 engine.v1"])
+def test_folder_of_any_name_loads_and_offers_one_entry_point(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    shutil.copy(PACK / "__init__.py", folder)
+    module = load_as_the_host_does(folder)
+    assert inspect.iscoroutinefunction(module.comfy_entrypoint)
+    assert module.WEB_DIRECTORY == "./nodes/web"
+    # A V1 mapping, even an empty one, would make the host ignore the entry point without a word.
+    assert not hasattr(module, "NODE_CLASS_MAPPINGS")
+
+
+def test_importing_the_root_imports_nothing_else():
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('pack', r'{PACK / '__init__.py'}')\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "before = set(sys.modules)\n"
+        "spec.loader.exec_module(module)\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    assert subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_entry_point_needs_the_host():
+    """Without ComfyUI the pack says what is missing, at the moment it is asked for nodes and not before."""
+    if importlib.util.find_spec("comfy_api"):
+        pytest.skip("ComfyUI is importable here")
+    with pytest.raises(ModuleNotFoundError, match="comfy_api"):
+        asyncio.run(sys.modules["comfyui_ltx25"].comfy_entrypoint())
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_node_has_a_help_page_that_names_its_inputs(node):
+    text = (HELP / f"{node}.md").read_text()
+    missing = [entry for entry, _, _ in NODES[node][0] if entry not in text and entry not in ("engine", "text")]
+    assert not missing, f"{node}.md says nothing about {missing}"
+
+
+def test_every_help_page_belongs_to_a_node():
+    assert {path.stem for path in HELP.glob("*.md")} == set(NODES)
+
+
+@pytest.mark.parametrize("path", sorted((PACK / "locales").glob("*/nodeDefs.json")), ids=lambda path: path.parent.name)
+def test_translations_name_only_nodes_and_inputs_that_exist(path):
+    for node, entry in json.loads(path.read_text()).items():
+        inputs = {name for name, _, _ in NODES[node][0]}
+        assert set(entry.get("inputs", {})) <= inputs, node
+        assert {int(slot) for slot in entry.get("outputs", {})} <= set(range(len(NODES[node][1]))), node
+
+
+def test_x3_installing_builds_nothing_and_pins_nothing_heavy():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    project = tomllib.loads((PACK / "pyproject.toml").read_text())
+    assert project["build-system"] == {"requires": ["setuptools>=65"], "build-backend": "setuptools.build_meta"}
+    needed = [requirement for requirement in project["project"]["dependencies"] if "==" in requirement or "git+" in requirement]
+    assert not needed
+    assert {requirement.split(">")[0] for requirement in project["project"]["dependencies"]} <= {
+        "torch", "safetensors", "numpy", "einops", "tokenizers", "pillow", "av",
+    }  # fmt: skip
+
+
+def test_x2_the_supported_host_is_declared():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    assert tomllib.loads((PACK / "pyproject.toml").read_text())["tool"]["comfy"]["requires-comfyui"] == ">=0.33.0"
