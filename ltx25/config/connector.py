@@ -110,7 +110,7 @@ _PUBLISHED_MAX_POSITION = 4096
 def _infer(header: Header, connector: str) -> ConnectorStream:
     lead = connector_prefix(header) + connector
     names = [name[len(lead) :] for name in header.tensors if name.startswith(lead)]
-    layers = 1 + max((int(found[1]) for name in names if (found := re.match(r"transformer_1d_blocks\.(\d+)\.", name))), default=-1)
+    layers = len({found[1] for name in names if (found := re.match(r"transformer_1d_blocks\.(\d+)\.", name))})
     gate = header.tensors.get(lead + "transformer_1d_blocks.0.attn1.to_gate_logits.weight")
     if gate is None or len(gate.shape) != 2 or gate.shape[1] % (2 * gate.shape[0]):
         raise FileError(

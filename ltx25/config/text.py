@@ -187,7 +187,7 @@ def _from_shapes(header: Header) -> TowerConfig:
 
     vocabulary, hidden = shape("embed_tokens.weight", 2)
     numbers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d+)\.", name))}
-    layers = [f"layers.{i}." for i in range(max(numbers, default=-1) + 1)]
+    layers = [f"layers.{i}." for i in range(len(numbers))]
     full = tuple(layer + "self_attn.v_proj.weight" not in shapes for layer in layers)
 
     def same(what: str, values: list[int]) -> int:

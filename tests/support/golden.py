@@ -63,7 +63,8 @@ class Golden:
         target = self._resolve((entry["inputs"] | entry["outputs"])[name])
         if not place:
             return target
-        return target[tuple(_place(part.strip()) for part in place.rstrip("]").split(","))]
+        places = tuple(_place(part.strip()) for part in place.rstrip("]").split(","))
+        return target[places if isinstance(target, torch.Tensor) else places[0]]
 
 
 def _place(text: str) -> int | slice:
