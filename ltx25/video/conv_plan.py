@@ -1,0 +1,65 @@
+"""How many frames the convolutional decoder makes at a time, and what that costs in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..config.video_layout import ConvDecoderConfig, Resample
+from ..shapes import VideoLatentShape
+
+_LIVE = 3.3  # tensors of one residual block alive at once: skip, input and output of a convolution, and its workspace
+
+
+@dataclass(frozen=True)
+class ConvPlan:
+    """Decode `frames` frames in chunks of `chunk`."""
+
+    frames: int
+    chunk: int
+
+    @property
+    def units(self) -> int:
+        return -(-self.frames // self.chunk)
+
+    @property
+    def text(self) -> str:
+        return f"{self.chunk} frames at a time"
+
+    def smaller(self) -> ConvPlan | None:
+        return ConvPlan(self.frames, self.chunk // 2) if self.chunk > 1 else None
+
+
+def conv_plan(config: ConvDecoderConfig, shape: VideoLatentShape, free: int | None, itemsize: int, chunk: int) -> ConvPlan:
+    """Chunks of at most `chunk` frames that fit into `free` bytes."""
+    plan = ConvPlan(shape.pixels(config.compression).frames, chunk)
+    while free is not None and plan.chunk > 1 and peak_bytes(config, shape, plan.chunk, itemsize) > free:
+        plan = ConvPlan(plan.frames, plan.chunk // 2)
+    return plan
+
+
+def peak_bytes(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int, itemsize: int) -> int:
+    """Working memory of a streamed decode, weights excluded: the largest of what each block needs for its first pull.
+
+    The first pull is the largest: every convolution then reads one frame more than it makes.
+    """
+    peaks = []
+    frames = min(chunk, shape.pixels(config.compression).frames)
+    height, width = shape.height * prod(_strides(config, 1)), shape.width * prod(_strides(config, 2))
+    channels = config.width
+    peaks.append(frames * height * width * (3 * config.patch**2 * 3 * (itemsize + 4) / itemsize))  # frames, mapped
+    frames += 1
+    for block in reversed(config.blocks):
+        if isinstance(block, Resample):
+            t, h, w = block.stride
+            made = frames * height * width * channels
+            frames, height, width, channels = (frames + t - 1) // t + 1, height // h, width // w, channels * block.multiplier
+            peaks.append(2 * made + frames * height * width * channels)
+        else:
+            frames += 2 * block.layers
+            peaks.append(_LIVE * frames * height * width * channels)
+    return int(max(peaks) * itemsize)
+
+
+def _strides(config: ConvDecoderConfig, axis: int) -> list[int]:
+    return [block.stride[axis] for block in config.blocks if isinstance(block, Resample)]

@@ -1,0 +1,119 @@
+"""Latents to frames, whichever decoder the file holds: checks, memory, progress, and the way out of the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from ..errors import InputError
+from ..instrument.watch import Phase, Watch
+from ..shapes import Compression, VideoLatentShape
+from .output import FrameOutput
+
+logger = logging.getLogger(__name__)
+
+
+class Plan(Protocol):
+    """How one clip is decoded. `units`: ticks of progress it takes; `text` names the choice to the user."""
+
+    @property
+    def units(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class VideoDecoder(Protocol):
+    """What both decoders offer."""
+
+    @property
+    def compression(self) -> Compression: ...
+
+    @property
+    def latent_channels(self) -> int: ...
+
+    def plan(self, shape: VideoLatentShape, tiling: str, free: int | None) -> Plan:
+        """The fastest plan that fits into `free` bytes (None: not known)."""
+
+    def smaller(self, plan: Plan) -> Plan | None:
+        """The next plan that needs less memory."""
+
+    def frames(self, latent: torch.Tensor, plan: Plan, seed: int, phase: Phase) -> Iterator[tuple[int, torch.Tensor]]:
+        """Decode (1, C, t, h, w): (first frame, frames (f, H, W, 3) in about -1..1); ticks `plan.units` times."""
+
+
+def decode_video(
+    decoder: VideoDecoder, latent: torch.Tensor, *, tiling: str, seed: int, watch: Watch, free: int | None
+) -> torch.Tensor:
+    """Decode a normalised latent (B, C, t, h, w), on any device, to frames (B * F, H, W, 3) float32 on the CPU in 0..1.
+
+    tiling: "auto" or "off"; free: bytes the decoder may use on its device, None when not known. Item i of the batch
+    draws its noise from seed + i. Out of memory: goes on with a smaller plan, says so, and gives up only at the smallest.
+    The latent is not changed. Raises InputError for a latent of another shape or with NaN in it.
+    """
+    shape = _checked(decoder, latent, tiling)
+    device = next(decoder.parameters()).device
+    pixels = shape.pixels(decoder.compression)
+    items = latent.shape[0]
+    out = torch.empty(items * pixels.frames, pixels.height, pixels.width, 3)
+    plan = decoder.plan(shape, tiling, free)
+    with watch.phase("decode.video", total=items * plan.units, unit="chunk", plan=plan.text) as phase:
+        for item in range(items):
+            target = out[item * pixels.frames : (item + 1) * pixels.frames]
+            source = latent[item : item + 1].to(device)
+            while not _decode_item(decoder, source, plan, seed + item, target, phase):
+                plan = _retreat(decoder, plan, device, phase, items - item)
+    return out
+
+
+def _decode_item(decoder: VideoDecoder, latent: torch.Tensor, plan: Plan, seed: int, target: torch.Tensor, phase: Phase) -> bool:
+    """Decode one item into `target`; False when the device's memory ran out."""
+    try:
+        output = FrameOutput(target, latent.device)
+        for first, frames in decoder.frames(latent, plan, seed, phase):
+            output.put(first, frames)
+        finite = output.finish()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    phase.moved(d2h=target.nbytes if latent.device.type != "cpu" else 0)
+    if not finite:
+        raise InputError("decode.video made values that are not finite (NaN or infinity); load the VAE file again or use precision bf16.")
+    return True
+
+
+def _retreat(decoder: VideoDecoder, plan: Plan, device: torch.device, phase: Phase, items: int) -> Plan:
+    """The next smaller plan, after freeing what the failed one left; `items` are still to be decoded."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    smaller = decoder.smaller(plan)
+    if smaller is None:
+        raise torch.OutOfMemoryError(
+            f"decode.video does not fit into the device's memory even with {plan.text}; unload other models, or sample a smaller or shorter clip."
+        )
+    logger.warning("decode.video ran out of memory with %s; going on with %s.", plan.text, smaller.text)
+    phase.total = phase.done + items * smaller.units
+    phase.within(f"out of memory with {plan.text}, going on with {smaller.text}", plan=smaller.text)
+    return smaller
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on any device."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+def _checked(decoder: VideoDecoder, latent: torch.Tensor, tiling: str) -> VideoLatentShape:
+    if tiling not in ("auto", "off"):
+        raise InputError(f"tiling is {tiling!r}, wanted 'auto' or 'off'.")
+    if latent.ndim != 5 or latent.shape[1] != decoder.latent_channels or 0 in latent.shape:
+        wanted = f"(batch, {decoder.latent_channels}, frames, height, width)"
+        raise InputError(f"the video latent has shape {tuple(latent.shape)}, and this video VAE decodes {wanted}; use a latent of the same model.")
+    if not bool(torch.isfinite(latent).all()):
+        raise InputError("decode.video got a latent with values that are not finite (NaN or infinity); sample it again.")
+    return VideoLatentShape(*latent.shape[1:])

@@ -1,0 +1,55 @@
+"""Moving pixels between grid and channels, channels-last: (..., T, H, W, C).
+
+The published order of folded channels is (channel, t, h, w) with the channel slowest; inside a pixel patch it is
+(channel, column, row): columns are slower than rows. `run_order` re-orders the rows of a layer whose output gets
+unfolded, once after loading, so that the channels of one pixel lie together and unfolding copies whole runs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from einops import rearrange
+
+Stride = tuple[int, int, int]
+
+
+def patchify(pixels: torch.Tensor, patch: int) -> torch.Tensor:
+    """(..., H, W, c) -> (..., H / patch, W / patch, c * patch * patch)."""
+    return rearrange(pixels, "... (h row) (w column) c -> ... h w (c column row)", row=patch, column=patch)
+
+
+def unpatchify(cells: torch.Tensor, patch: int) -> torch.Tensor:
+    """The inverse of `patchify`."""
+    return rearrange(cells, "... h w (c column row) -> ... (h row) (w column) c", row=patch, column=patch)
+
+
+def space_to_depth(x: torch.Tensor, stride: Stride) -> torch.Tensor:
+    """(..., T, H, W, c) -> (..., T / t, H / h, W / w, c * t * h * w)."""
+    t, h, w = stride
+    return rearrange(x, "... (f t) (y h) (x w) c -> ... f y x (c t h w)", t=t, h=h, w=w)
+
+
+def depth_to_space(x: torch.Tensor, stride: Stride) -> torch.Tensor:
+    """The inverse of `space_to_depth`."""
+    t, h, w = stride
+    return rearrange(x, "... f y x (c t h w) -> ... (f t) (y h) (x w) c", t=t, h=h, w=w)
+
+
+def run_order(rows: torch.Tensor, stride: Stride) -> torch.Tensor:
+    """Rows (c t h w) of a weight or bias -> (t h w c): the layer's output is then unfolded by `unfold_runs`."""
+    return rearrange(rows, "(c cell) ... -> (cell c) ...", cell=prod(stride))
+
+
+def patch_run_order(rows: torch.Tensor, patch: int) -> torch.Tensor:
+    """Rows (c column row) of a weight or bias -> (row column c), for `unfold_runs` with stride (1, patch, patch)."""
+    return rearrange(rows, "(c column row) ... -> (row column c) ...", column=patch, row=patch)
+
+
+def unfold_runs(x: torch.Tensor, stride: Stride, out: torch.Tensor) -> None:
+    """Unfold (F, H, W, t * h * w * c) in run order into `out` (F * t, H * h, W * w, c), a part of a contiguous buffer."""
+    t, h, w = stride
+    frames, height, width, channels = x.shape
+    cells = x.view(frames, height, width, t, h, w, channels // prod(stride))
+    out.view(frames, t, height, h, width, w, -1).copy_(cells.permute(0, 3, 1, 4, 2, 5, 6))
