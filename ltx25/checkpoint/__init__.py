@@ -4,6 +4,7 @@ from .fill import check, expected, fill
 from .header import Header, TensorInfo, read_header
 from .identify import Kind, identify, require_kind
 from .read import read_bytes, read_tensors
+from .write import write_file
 
 __all__ = [
     "Header",
@@ -17,4 +18,5 @@ __all__ = [
     "read_header",
     "read_tensors",
     "require_kind",
+    "write_file",
 ]

@@ -1,0 +1,93 @@
+"""`write_tiny`: a complete set of LTX-2.5 files, as published in everything but size, that runs on a bare CPU in seconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..checkpoint import read_header, write_file
+from ..errors import InputError, LTX25Error
+from . import metadata as tiny
+from .layout import Shapes, audio_vae_tensors, text_encoder_tensors, transformer_tensors, video_vae_tensors
+from .tokenizer import tokenizer_json, vocabulary
+from .weights import make
+
+DISTILLED = 1  # added to the seed: the twin differs from the dev file in its weights alone
+
+
+@dataclass(frozen=True)
+class TinyFiles:
+    """Where the files of a set are, below the folder it was written to."""
+
+    transformer: Path
+    distilled: Path
+    text_encoder: Path
+    video_vae: Path  # with the convolutional decoder
+    video_vae_diffusion: Path
+    audio_vae: Path
+
+    @staticmethod
+    def below(folder: Path) -> TinyFiles:
+        return TinyFiles(
+            transformer=folder / "diffusion_models" / "ltx-2.5-tiny-dev-transformer-bf16.safetensors",
+            distilled=folder / "diffusion_models" / "ltx-2.5-tiny-distilled-transformer-bf16.safetensors",
+            text_encoder=folder / "text_encoders" / "gemma4-tiny-with-proj-ltx-2.5-bf16.safetensors",
+            video_vae=folder / "vae" / "ltx-2.5-tiny-video-vae-conv-bf16.safetensors",
+            video_vae_diffusion=folder / "vae" / "ltx-2.5-tiny-video-vae-bf16.safetensors",
+            audio_vae=folder / "vae" / "ltx-2.5-tiny-audio-vae-bf16.safetensors",
+        )
+
+
+def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
+    """Write the set below `folder`, in ComfyUI's sub-folders; equal seeds give equal files, byte for byte.
+
+    Raises InputError when the folder cannot be written.
+    """
+    files = TinyFiles.below(Path(folder))
+    try:
+        for path in vars(files).values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer = tokenizer_json()
+        text = tiny.text_encoder_metadata(vocabulary(tokenizer))
+        # Last, so that a set whose dev transformer is there is whole (see `ready`).
+        dev, distilled = (_weights(transformer_tensors(), seed + more) for more in (0, DISTILLED))
+        write_file(files.text_encoder, {**_weights(text_encoder_tensors(text), seed), **_assets(tokenizer)}, text)
+        for path, config in ((files.video_vae, tiny.CONV_VAE), (files.video_vae_diffusion, tiny.DIFFUSION_VAE)):
+            write_file(path, _weights(video_vae_tensors(config), seed), tiny.vae_metadata(config, seed))
+        write_file(files.audio_vae, _weights(audio_vae_tensors(), seed), tiny.vae_metadata(tiny.AUDIO_VAE, seed))
+        write_file(files.distilled, distilled, tiny.transformer_metadata(seed))
+        write_file(files.transformer, dev, tiny.transformer_metadata(seed))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from None
+    return files
+
+
+def ready(folder: str | Path, seed: int = 0) -> TinyFiles:
+    """The set below `folder`, written now unless it is there, whole, and of this version and seed."""
+    files = TinyFiles.below(Path(folder))
+    try:
+        marks = [read_header(path).metadata.get("license") for path in vars(files).values() if path != files.text_encoder]
+        read_header(files.text_encoder)
+    except LTX25Error:
+        marks = []
+    return files if marks and set(marks) == {tiny.license_text(seed)} else write_tiny(folder, seed)
+
+
+def _weights(shapes: Shapes, seed: int) -> dict[str, torch.Tensor]:
+    return {name: make(name, shape, seed) for name, shape in shapes.items()}
+
+
+def _assets(tokenizer: bytes) -> dict[str, torch.Tensor]:
+    """Files that ride along as bytes: the tokenizer, and four that only Gemma's own library reads."""
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>", "padding_side": "left"}
+    texts = {
+        "tokenizer_json": tokenizer,
+        "hf_asset__chat_template.jinja": b"{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}",
+        "hf_asset__generation_config.json": json.dumps({"bos_token_id": 2, "eos_token_id": [1], "pad_token_id": 0}).encode(),
+        "hf_asset__processor_config.json": json.dumps({"processor_class": "Gemma4UnifiedProcessor"}).encode(),
+        "hf_asset__tokenizer_config.json": json.dumps(special).encode(),
+    }
+    return {name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in texts.items()}
