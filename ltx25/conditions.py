@@ -1,0 +1,290 @@
+"""What a clip is told beside its prompt: images, frames, references, masks, kept streams. Items of a latent's `conditions`.
+
+Items act on a stream's Draft one after the other, with the semantics of ltx_core.conditioning. In place: LatentIndex,
+KeepMask, TemporalRegion, Frozen. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these
+are dropped after sampling because only the clip's own tokens are read back. strength in [0, 1]: 1 keeps the given content,
+0 lets it be made anew; a token's denoise mask is 1 - strength. Latents are normalised grids, batch 1 or the clip's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from .dit.patchify import patchify_audio, patchify_video
+from .errors import InputError
+from .latents import Draft, Slots, attend, audio_positions, video_positions
+from .shapes import AudioLatentShape, VideoLatentShape
+
+REFERENCE_GAP = 0.04  # s between the end of a reference voice and the start of the clip
+
+
+class Condition(Protocol):
+    """One item. `stream` is "video" or "audio"."""
+
+    @property
+    def stream(self) -> str: ...
+
+    def apply(self, draft: Draft) -> Draft:
+        """The draft with this item in it; raises InputError where it does not fit."""
+
+
+def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+    """Apply items in order to the streams they name; raises InputError for a stream that is not there."""
+    drafts = dict(drafts)
+    for item in conditions:
+        if item.stream not in drafts:
+            raise InputError(f"a condition for the {item.stream} was given, but the latent has no {item.stream}; use an audio and video latent.")
+        drafts[item.stream] = item.apply(drafts[item.stream])
+    return drafts
+
+
+@dataclass(frozen=True)
+class Image:
+    """One encoded image (B, C, 1, h, w) at pixel frame `frame`, negative from the clip's end: frame 0 in place, others appended."""
+
+    latent: torch.Tensor
+    frame: int
+    strength: float
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        frame = _frame(self.frame, draft)
+        return (KeyframeIndex(self.latent, frame, self.strength, 1) if frame else LatentIndex(self.latent, 0, self.strength)).apply(draft)
+
+
+@dataclass(frozen=True)
+class LatentIndex:
+    """Content (B, C, f, h, w) for latent frames `index` to `index + f - 1`; the frames stay the clip's own."""
+
+    latent: torch.Tensor
+    index: int
+    strength: float
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        tokens = _tokens(self.latent, draft, same_size=True)
+        last = self.index + self.latent.shape[2]
+        if not 0 <= self.index < last <= draft.shape.frames:
+            raise InputError(f"content for latent frames {self.index} to {last - 1} does not fit a clip of {draft.shape.frames}; shorten it or start it earlier.")
+        first = self.index * draft.shape.tokens_per_frame
+        clean, mask = draft.clean.clone(), draft.mask.clone()
+        clean[:, first : first + tokens.shape[1]] = tokens
+        mask[first : first + tokens.shape[1]] = 1 - _strength(self.strength)
+        return replace(draft, clean=clean, mask=mask)
+
+
+@dataclass(frozen=True)
+class KeyframeIndex:
+    """Content (B, C, f, h, w) appended at pixel frame `frame`; negative counts from the clip's end, -1 is its last frame.
+
+    pixel_frames: how many frames the content was encoded from. One: it stands at [frame, frame + 1). More: its latent
+    frames follow each other in full steps from `frame` on, with the short first one only at frame 0.
+    """
+
+    latent: torch.Tensor
+    frame: int
+    strength: float
+    pixel_frames: int
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        tokens = _tokens(self.latent, draft, same_size=True)
+        frame = _frame(self.frame, draft)
+        positions = video_positions(VideoLatentShape(*self.latent.shape[1:]), draft.compression, 1.0, causal=frame == 0)  # frames
+        positions[0] += frame
+        if self.pixel_frames == 1:
+            positions[0, :, 1] = positions[0, :, 0] + 1
+        positions[0] /= draft.frame_rate
+        return draft.append(tokens, 1 - _strength(self.strength), positions)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A whole reference video (B, C, f, h, w) appended, as IC-LoRAs are trained with.
+
+    downscale: clip size over reference size. temporal: clip frame rate over that of the reference, whose last frame is
+    laid on the clip's. Both come from the LoRA's metadata (reference_downscale_factor, reference_temporal_scale_factor).
+    """
+
+    latent: torch.Tensor
+    strength: float
+    downscale: int
+    temporal: int
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        if self.downscale < 1 or self.temporal < 1:
+            raise InputError(f"reference factors {self.downscale} (size) and {self.temporal} (time) must be 1 or more; the LoRA's metadata has the right ones.")
+        tokens = _tokens(self.latent, draft, same_size=False)
+        positions = video_positions(VideoLatentShape(*self.latent.shape[1:]), draft.compression, draft.frame_rate / self.temporal)
+        if self.temporal != 1:
+            frame = draft.positions[0, 0, 1]  # s, the end of the clip's first frame
+            positions[0] = (positions[0] - (self.temporal - 1) * frame).clamp(min=0)
+        positions[1:] *= self.downscale
+        return draft.append(tokens, 1 - _strength(self.strength), positions)
+
+
+@dataclass(frozen=True)
+class KeyframeSlots:
+    """Single frames for the model to make at pixel frames `frames` (rising), beside the clip; one item per clip.
+
+    initial: what they start from before noise (B, C, count, h, w), each encoded as a clip of one frame; None for nothing.
+    """
+
+    frames: tuple[int, ...]
+    initial: torch.Tensor | None
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        last = draft.shape.pixels(draft.compression).frames - 1
+        if not self.frames or list(self.frames) != sorted(set(self.frames)) or self.frames[0] < 0 or self.frames[-1] > last:
+            raise InputError(f"keyframe slots at frames {list(self.frames)}, wanted rising numbers from 0 to {last}.")
+        if draft.slots is not None:
+            raise InputError("keyframe slots were given twice; put all of their frames into one item.")
+        shape, count = replace(draft.shape, frames=1), len(self.frames)
+        positions = torch.cat([_slot_positions(shape, frame, draft) for frame in self.frames], 1)
+        empty = torch.zeros(1, count * shape.tokens, draft.latent.shape[2])
+        seeded = None
+        if self.initial is not None:
+            seeded = _tokens(self.initial, draft, same_size=True)
+            if self.initial.shape[2] != count:
+                raise InputError(f"{self.initial.shape[2]} keyframes were given for {count} slots; give one per slot.")
+        slots = Slots(draft.tokens, count, shape.tokens)
+        return replace(draft.append(empty, 1.0, positions, marked=True, latent=seeded), slots=slots)
+
+
+def _slot_positions(shape: VideoLatentShape, frame: int, draft: Draft) -> torch.Tensor:
+    positions = video_positions(shape, draft.compression, 1.0)
+    positions[0, :, 0], positions[0, :, 1] = frame, frame + 1
+    positions[0] /= draft.frame_rate
+    return positions
+
+
+@dataclass(frozen=True)
+class ReferenceAudio:
+    """A reference voice (B, c, n, bins) appended before time 0: it ends 0.04 s before the clip starts."""
+
+    latent: torch.Tensor
+    strength: float
+    stream = "audio"
+
+    def apply(self, draft: Draft) -> Draft:
+        tokens = _tokens(self.latent, draft, same_size=False)
+        positions = audio_positions(AudioLatentShape(*self.latent.shape[1:]))
+        return draft.append(tokens, 1 - _strength(self.strength), positions - float(positions[0, -1, 1]) - REFERENCE_GAP)
+
+
+@dataclass(frozen=True)
+class KeepMask:
+    """Keep the cells of `latent` (B, C, t, h, w) where `mask` (t, h, w) is 1, make the others; between is a blend."""
+
+    latent: torch.Tensor
+    mask: torch.Tensor
+    strength: float
+    stream = "video"
+
+    def apply(self, draft: Draft) -> Draft:
+        tokens = _tokens(self.latent, draft, same_size=True)
+        shape = draft.shape
+        if self.latent.shape[2] != shape.frames or tuple(self.mask.shape) != (shape.frames, shape.height, shape.width):
+            raise InputError(f"the kept latent and its mask {tuple(self.mask.shape)} must cover the clip's {shape.frames} x {shape.height} x {shape.width} cells.")
+        keep = self.mask.detach().to("cpu", torch.float32).reshape(-1)
+        clean, mask, clip = draft.clean.clone(), draft.mask.clone(), shape.tokens
+        clean[:, :clip] = clean[:, :clip] * (1 - keep[:, None]) + tokens * keep[:, None]
+        mask[:clip] = mask[:clip] * (1 - keep) + (1 - _strength(self.strength)) * keep
+        return replace(draft, clean=clean, mask=mask)
+
+
+@dataclass(frozen=True)
+class TemporalRegion:
+    """Make only what lies in [start, end) s anew and keep the rest of the given latent: a token that touches the window counts.
+
+    Other masks still hold inside the window. (The official item replaces them; alone, as its pipeline uses it, it is equal.)
+    """
+
+    stream: str
+    start: float
+    end: float
+
+    def apply(self, draft: Draft) -> Draft:
+        if not self.start < self.end:
+            raise InputError(f"the window from {self.start:g} s to {self.end:g} s is empty; the end must be after the start.")
+        clip = draft.shape.tokens
+        start, end = draft.positions[0, :clip].unbind(-1)
+        mask = draft.mask.clone()
+        mask[:clip] *= ((end > self.start) & (start < self.end)).float()
+        return replace(draft, mask=mask)
+
+
+@dataclass(frozen=True)
+class AttentionStrength:
+    """`item`, whose appended tokens and the clip see each other with weight `attention` in [0, 1], not at all at 0.
+
+    attention: one number, or one per appended token (K,). Tokens of other items do not see these.
+    """
+
+    item: Condition
+    attention: float | torch.Tensor
+
+    @property
+    def stream(self) -> str:
+        return self.item.stream
+
+    def apply(self, draft: Draft) -> Draft:
+        applied = self.item.apply(draft)
+        new = applied.tokens - draft.tokens
+        if new == 0:
+            return applied
+        weight = torch.as_tensor(self.attention, dtype=torch.float32).detach().cpu()
+        if weight.ndim > 1 or (weight.ndim == 1 and weight.shape[0] != new):
+            raise InputError(f"attention strength of shape {tuple(weight.shape)} for {new} appended tokens; give one number or one per token.")
+        if not bool(((weight >= 0) & (weight <= 1)).all()):
+            raise InputError(f"attention strength goes from {float(weight.min()):g} to {float(weight.max()):g}, wanted 0 (ignore) to 1 (full).")
+        before = torch.ones(draft.tokens, draft.tokens) if draft.attention is None else draft.attention
+        return replace(applied, attention=attend(before, draft.shape.tokens, weight.expand(new)))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The whole stream is given: it is kept bit for bit, its sigma is 0 at every step, the other stream sees it."""
+
+    stream: str
+
+    def apply(self, draft: Draft) -> Draft:
+        return replace(draft, frozen=True)
+
+
+def _tokens(latent: torch.Tensor, draft: Draft, same_size: bool) -> torch.Tensor:
+    """A condition's grid as float32 CPU tokens (B or 1, K, C), checked against the clip; never a view of the input."""
+    shape, video = draft.shape, isinstance(draft.shape, VideoLatentShape)
+    got = " x ".join(str(side) for side in latent.shape)
+    wanted = f"(1 or {draft.latent.shape[0]}, {shape.channels}, frames, {f'{shape.height}, {shape.width}' if same_size else 'rows, columns'})" if video else f"(1 or {draft.latent.shape[0]}, {shape.channels}, frames, {shape.bins})"
+    fits = latent.ndim == (5 if video else 4) and latent.shape[1] == shape.channels and latent.shape[0] in (1, draft.latent.shape[0]) and 0 not in latent.shape
+    if fits and video and same_size:
+        fits = tuple(latent.shape[3:]) == (shape.height, shape.width)
+    if fits and not video:
+        fits = latent.shape[3] == shape.bins
+    if not fits:
+        raise InputError(f"the latent of a condition is {got}, wanted {wanted}; encode it at the size of the clip.")
+    grid = latent.detach().to("cpu", torch.float32, copy=True)
+    if not bool(torch.isfinite(grid).all()):
+        raise InputError("the latent of a condition has values that are not finite numbers; encode its image or sound again.")
+    return patchify_video(grid) if video else patchify_audio(grid)
+
+
+def _strength(strength: float) -> float:
+    if not 0.0 <= strength <= 1.0:
+        raise InputError(f"strength {strength:g} of a condition is outside 0 (free) to 1 (kept).")
+    return strength
+
+
+def _frame(frame: int, draft: Draft) -> int:
+    """A pixel frame of the clip; negative counts from its end."""
+    frames = draft.shape.pixels(draft.compression).frames
+    if not -frames <= frame < frames:
+        raise InputError(f"frame {frame} is not in a clip of {frames} frames; use {-frames} to {frames - 1}, -1 is the last.")
+    return frame % frames

@@ -1,0 +1,259 @@
+"""Latents on the way into the sampler: grids to tokens, masks, positions, marks, noise; and back.
+
+A latent is a grid: video (B, C, t, h, w), audio (B, c, n, bins). The sampler works on tokens (B, T, C): one per video cell
+(frames outermost, columns innermost) or audio frame (feature = channel * bins + bin), tokens of conditions behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional
+
+from .dit.modality import Stream
+from .dit.patchify import patchify_audio, patchify_video, unpatchify_audio, unpatchify_video
+from .errors import InputError
+from .shapes import (
+    MEL_HOP,
+    MEL_PER_LATENT,
+    MEL_RATE,
+    AudioLatentShape,
+    Compression,
+    VideoLatentShape,
+    VideoShape,
+    check_frame_rate,
+)
+
+STEP_SEED = 10_000  # added to the seed for the noise of sampler steps, as the official distilled pipeline does
+SUBSTEP_SEED = 20_000  # for the midpoints of res_2s
+APPENDED_SEED = 1_000_000  # for tokens of conditions, so that the clip's own noise does not depend on them
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where generated keyframes are among the tokens: `count` single frames of `tokens` tokens each, from token `first`."""
+
+    first: int
+    count: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One stream before it is noised. The first `shape.tokens` tokens are the clip, the rest belongs to conditions.
+
+    latent: (B, T, C) float32 CPU, what noise is added to. clean: (B, T, C), what tokens of mask < 1 are pulled to.
+    mask: (T,) float32, 1 = generate, 0 = keep. positions: (axes, T, 2) float32, see Stream. marked: (T,) bool or None.
+    attention: (T, T) float32 in [0, 1], row = query, or None for 1 everywhere.
+    frame_rate: frames/s, None for audio. frozen: given as a whole, kept bit for bit, still seen by the other stream.
+    """
+
+    shape: VideoLatentShape | AudioLatentShape
+    compression: Compression | None
+    frame_rate: float | None
+    latent: torch.Tensor
+    clean: torch.Tensor
+    mask: torch.Tensor
+    positions: torch.Tensor
+    marked: torch.Tensor | None
+    attention: torch.Tensor | None
+    slots: Slots | None
+    frozen: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.latent.shape[1]
+
+    def stream(self) -> Stream:
+        """The facts the transformer needs. Attention 0 becomes float32's lowest value, as in the official code."""
+        bias = None
+        if self.attention is not None:
+            lowest = torch.finfo(torch.float32).min
+            bias = torch.where(self.attention > 0, self.attention.clamp(min=1e-38).log(), lowest)
+        mask = torch.zeros_like(self.mask) if self.frozen else self.mask
+        return Stream(self.positions, mask, self.marked, self.frozen, bias)
+
+    def to(self, device: torch.device) -> Draft:
+        """With latent, clean and mask on a device, for `noised`."""
+        return replace(self, latent=self.latent.to(device), clean=self.clean.to(device), mask=self.mask.to(device))
+
+    def noised(self, noise: torch.Tensor, scale: float) -> torch.Tensor:
+        """(B, T, C) float32: the latent moved to `noise` by `scale` (a sigma), then clean moved to that by the mask.
+
+        A frozen stream is noised like any other here, as in the official code; give it scale 0 to start from its latent.
+        """
+        return torch.lerp(self.clean, torch.lerp(self.latent, noise, scale), self.mask[:, None])
+
+    def grid(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The clip's latent grid from all tokens (B, T, C): those of conditions are dropped."""
+        clip = tokens[:, : self.shape.tokens]
+        if isinstance(self.shape, AudioLatentShape):
+            return unpatchify_audio(clip, self.shape.bins).contiguous()
+        return unpatchify_video(clip, (self.shape.frames, self.shape.height, self.shape.width)).contiguous()
+
+    def keyframes(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """The generated keyframes (B, C, count, h, w), each a clip of one frame of its own; None without slots."""
+        if self.slots is None:
+            return None
+        span = tokens[:, self.slots.first : self.slots.first + self.slots.count * self.slots.tokens]
+        return unpatchify_video(span, (self.slots.count, self.shape.height, self.shape.width)).contiguous()
+
+    def append(self, clean: torch.Tensor, mask: float, positions: torch.Tensor, marked: bool = False, latent: torch.Tensor | None = None) -> Draft:
+        """Add tokens (B or 1, K, C) behind all others. Their latent is 0 unless given."""
+        clean = clean.to(self.latent).expand(self.latent.shape[0], -1, -1)
+        start = torch.zeros_like(clean) if latent is None else latent.to(self.latent).expand_as(clean)
+        count = clean.shape[1]
+        return replace(
+            self,
+            latent=torch.cat([self.latent, start], 1),
+            clean=torch.cat([self.clean, clean], 1),
+            mask=torch.cat([self.mask, torch.full((count,), mask)]),
+            positions=torch.cat([self.positions, positions], 1),
+            marked=None if self.marked is None else torch.cat([self.marked, torch.full((count,), marked)]),
+            attention=None if self.attention is None else attend(self.attention, self.shape.tokens, torch.ones(count)),
+        )
+
+
+def attend(attention: torch.Tensor, clip: int, weight: torch.Tensor) -> torch.Tensor:
+    """Grow (T, T) by K tokens of weights (K,) in [0, 1]: clip and new tokens see each other by the weight, the new ones
+    see themselves fully and no tokens of other conditions (ltx_core.conditioning.mask_utils)."""
+    old, new = attention.shape[0], weight.shape[0]
+    grown = torch.zeros(old + new, old + new)
+    grown[:old, :old] = attention
+    grown[old:, old:] = 1
+    grown[:clip, old:] = weight[None, :]
+    grown[old:, :clip] = weight[:, None]
+    return grown
+
+
+def empty_latents(clip: VideoShape, frame_rate: float, batch: int, compression: Compression, channels: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros: video (B, C, t, h, w) and audio (B, 8, n, 16), float32 CPU. Raises InputError off the grid, and for batch < 1."""
+    if batch < 1:
+        raise InputError(f"batch_size {batch} makes nothing; the least is 1.")
+    video, audio = clip.latent(compression, channels), AudioLatentShape.of_clip(clip.frames, frame_rate)
+    return (
+        torch.zeros(batch, video.channels, video.frames, video.height, video.width),
+        torch.zeros(batch, audio.channels, audio.frames, audio.bins),
+    )
+
+
+def video_draft(
+    latent: torch.Tensor, frame_rate: float, compression: Compression, channels: int, noise_mask: torch.Tensor | None = None, frozen: bool = False
+) -> Draft:
+    """A video latent (B, C, t, h, w) and its noise mask (see mask_tokens) as a Draft. Copies: the input is never written to.
+
+    Raises InputError for another number of axes or channels than the model's `channels`, and for values that are not finite.
+    """
+    if latent.ndim != 5 or latent.shape[1] != channels or 0 in latent.shape:
+        raise InputError(f"the video latent is {_by(latent)}, wanted (batch, {channels}, frames, rows, columns): use an LTX-2.5 latent, for example from EmptyLTX25Latent.")
+    shape = VideoLatentShape(*latent.shape[1:])
+    marked = torch.zeros(shape.tokens, dtype=torch.bool)
+    marked[: shape.tokens_per_frame] = True  # the causal encoder's first latent frame is a single pixel frame
+    positions = video_positions(shape, compression, check_frame_rate(frame_rate))
+    return _draft("video", latent, shape, noise_mask, frozen, positions, compression=compression, frame_rate=float(frame_rate), marked=marked)
+
+
+def audio_draft(latent: torch.Tensor, channels: int, bins: int, noise_mask: torch.Tensor | None = None, frozen: bool = False) -> Draft:
+    """An audio latent (B, c, n, bins) and its noise mask as a Draft; errors as video_draft."""
+    if latent.ndim != 4 or latent.shape[1] != channels or latent.shape[3] != bins or 0 in latent.shape:
+        raise InputError(f"the audio latent is {_by(latent)}, wanted (batch, {channels}, frames, {bins}): use an LTX-2.5 latent, for example from EmptyLTX25Latent.")
+    shape = AudioLatentShape(*latent.shape[1:])
+    return _draft("audio", latent, shape, noise_mask, frozen, audio_positions(shape), compression=None, frame_rate=None, marked=None)
+
+
+def _draft(name: str, latent: torch.Tensor, shape, noise_mask, frozen: bool, positions: torch.Tensor, **facts) -> Draft:
+    bad = int((~torch.isfinite(latent)).sum())
+    if bad:
+        raise InputError(f"the {name} latent has {bad} values of {latent.numel()} that are not finite numbers; make or encode it again.")
+    grid = latent.detach().to("cpu", torch.float32, copy=True)
+    tokens = (patchify_video if name == "video" else patchify_audio)(grid).contiguous()
+    mask = torch.ones(shape.tokens) if noise_mask is None else mask_tokens(noise_mask, shape)
+    return Draft(shape=shape, latent=tokens, clean=tokens, mask=mask, positions=positions, attention=None, slots=None, frozen=frozen, **facts)
+
+
+def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) -> torch.Tensor:
+    """A host noise mask (1 = generate, 0 = keep) as (T,) float32, one value per token.
+
+    Video: (B, 1, t, h, w), any axis 1 wide or of another size (pixels: resized like the host does), or (.., H, W) as image
+    masks are. Audio: (B, 1, n, bins) likewise. Of values that differ over a token's channels or bins the largest counts: a
+    token is one unit to the model. Raises InputError for values outside 0 to 1 and for items of a batch that differ.
+    """
+    video = isinstance(shape, VideoLatentShape)
+    size = (shape.frames, shape.height, shape.width) if video else (shape.frames, shape.bins)
+    mask = mask.detach().to("cpu", torch.float32)
+    if mask.ndim < 2 or mask.ndim > 2 + len(size) or 0 in mask.shape:
+        raise InputError(f"a noise_mask of shape {_by(mask)} fits no {'video' if video else 'audio'} latent; make it with SetLatentNoiseMask or a mask node of this pack.")
+    if not bool(((mask >= 0) & (mask <= 1)).all()):  # also refuses NaN
+        raise InputError(f"noise_mask goes from {float(mask.min()):g} to {float(mask.max()):g}, wanted 0 (keep) to 1 (generate).")
+    if mask.ndim < 2 + len(size):
+        mask = mask.reshape(1, 1, -1, *mask.shape[-2:]) if video else mask.reshape(-1, 1, *mask.shape[-2:])
+    if mask.shape[0] > 1 and not bool((mask == mask[:1]).all()):
+        raise InputError("the noise_mask differs between the items of the batch; sample the items one at a time.")
+    mask = mask[:1].amax(1, keepdim=True)
+    if any(had not in (1, want) for had, want in zip(mask.shape[2:], size, strict=True)):
+        mask = functional.interpolate(mask, size=size, mode="trilinear" if video else "bilinear")
+    mask = mask[0, 0].expand(size)
+    return mask.reshape(-1).contiguous() if video else mask.amax(1).contiguous()
+
+
+def video_positions(shape: VideoLatentShape, compression: Compression, frame_rate: float, causal: bool = True) -> torch.Tensor:
+    """(3, T, 2) float32: [start, end) of every token in seconds, pixel rows and pixel columns."""
+    frames = torch.tensor([compression.frame_span(index, causal) for index in range(shape.frames)], dtype=torch.float32) / frame_rate
+    rows, columns = (torch.tensor([(i * compression.side, (i + 1) * compression.side) for i in range(n)], dtype=torch.float32) for n in (shape.height, shape.width))
+    size = (shape.frames, shape.height, shape.width, 2)
+    axes = (frames[:, None, None], rows[None, :, None], columns[None, None, :])
+    return torch.stack([axis.expand(size) for axis in axes]).reshape(3, shape.tokens, 2)
+
+
+def audio_positions(shape: AudioLatentShape) -> torch.Tensor:
+    """(1, T, 2) float32: [start, end) of every token in seconds; the first latent frame of the causal encoder is one mel frame."""
+    edges = torch.arange(shape.frames + 1, dtype=torch.float32) * MEL_PER_LATENT
+    seconds = (edges + 1 - MEL_PER_LATENT).clamp(min=0) * MEL_HOP / MEL_RATE
+    return torch.stack([seconds[:-1], seconds[1:]], -1)[None]
+
+
+class Noise:
+    """Gaussian noise for the tokens of a denoise. Item i of a batch draws what a batch-1 run with seed + i draws.
+
+    Per item one CPU generator in float32 gives the video grid, then the audio grid, as the host's RandomNoise does: the
+    official code draws bfloat16 tokens on the device instead, so its clip of a seed is another one. Tokens of conditions
+    have a generator of their own. Every draw continues the sequence.
+    """
+
+    def __init__(self, seed: int, drafts: Mapping[str, Draft], device: torch.device, offset: int = 0) -> None:
+        """`drafts` by stream name ("video", "audio"); `offset` moves the seed, for the noise of sampler steps."""
+        self._drafts = {name: drafts[name] for name in ("video", "audio") if name in drafts}
+        self._device = device
+        batch = next(iter(self._drafts.values())).latent.shape[0]
+        self._items = [(_generator(seed + item + offset), _generator(seed + item + offset + APPENDED_SEED)) for item in range(batch)]
+
+    def draw(self) -> dict[str, torch.Tensor]:
+        """(B, T, C) float32 per stream, on the device; the copy there is asynchronous."""
+        rows: dict[str, list[torch.Tensor]] = {name: [] for name in self._drafts}
+        for clip, appended in self._items:
+            for name, draft in self._drafts.items():
+                rows[name].append(_clip_noise(draft.shape, clip))
+            for name, draft in self._drafts.items():
+                more = draft.tokens - draft.shape.tokens
+                if more:
+                    rows[name].append(torch.cat([rows[name].pop(), torch.randn((1, more, draft.latent.shape[2]), generator=appended)], 1))
+        drawn = {name: torch.cat(parts) for name, parts in rows.items()}
+        if self._device.type == "cuda":
+            return {name: tokens.pin_memory().to(self._device, non_blocking=True) for name, tokens in drawn.items()}
+        return {name: tokens.to(self._device) for name, tokens in drawn.items()}
+
+
+def _clip_noise(shape: VideoLatentShape | AudioLatentShape, generator: torch.Generator) -> torch.Tensor:
+    if isinstance(shape, AudioLatentShape):
+        return patchify_audio(torch.randn((1, shape.channels, shape.frames, shape.bins), generator=generator))
+    return patchify_video(torch.randn((1, shape.channels, shape.frames, shape.height, shape.width), generator=generator))
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed % 2**64)
+
+
+def _by(tensor: torch.Tensor) -> str:
+    return " x ".join(str(side) for side in tensor.shape)

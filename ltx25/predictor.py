@@ -1,0 +1,224 @@
+"""The guided x0 prediction of every model call of a denoise: its legs, its place in the schedule, masks, preview."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from .dit.modality import Contexts, Leg, LegPlan, Stream, Velocity
+from .flight import Flight, Pause
+from .guidance import OFF, Bins, Guidance, combine, plan_legs
+from .instrument import Forwards, Group, Phase
+from .shapes import AudioLatentShape, VideoLatentShape
+
+Tokens = dict[str, torch.Tensor]  # by stream name, "video" before "audio": (B, T, C)
+Draw = Callable[[str], Tokens]  # noise for the tokens of all streams, for a "step" or a "substep"
+
+
+class Transformer(Protocol):
+    """What a denoise needs of the model (ltx25.dit)."""
+
+    def prepare(self, video: Stream | None, audio: Stream | None, device: torch.device, dtype: torch.dtype) -> Any: ...
+
+    def schedule_tables(self, geometry: Any, sigmas: Sequence[tuple[float, float]]) -> Sequence[Any]: ...
+
+    def __call__(
+        self,
+        video: torch.Tensor | None,
+        audio: torch.Tensor | None,
+        geometry: Any,
+        tables: Any,
+        positive: Contexts,
+        negative: Contexts | None,
+        plan: LegPlan,
+        batched: bool,
+        pause: Pause,
+    ) -> Mapping[Leg, Velocity]: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model. step: counted from 0, as shown; guided_as: the step and sigma that skip_step and bins go by."""
+
+    sigma: float
+    step: int
+    guided_as: tuple[int, float]
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """One stream as the sampler gets it: clean tokens (B, T, C) float32, its facts, its clip's shape (for the preview)."""
+
+    clean: torch.Tensor
+    stream: Stream
+    shape: VideoLatentShape | AudioLatentShape
+
+
+class Sampler(Protocol):
+    """Goes from noise to latents by calls of the model (ltx25.sampler)."""
+
+    uncond: bool  # reads the negative leg's own x0 at every call
+    standard_noise: bool  # wants noise of mean 0 and deviation 1 in every sample (steps.standardise)
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        """The calls of a run over `sigmas`, in order."""
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        """From the noised state to the result."""
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """One denoise, complete but for noise and device: what is sampled, guided how, over which sigmas.
+
+    states and guidance by stream name ("video", "audio"), for the streams that are there. sigmas fall from s0 in (0, 1].
+    positive, negative: contexts on the model's device. negative: None where every cfg is 1. blocks: of the transformer.
+    batched: legs as rows of one batch; else one after the other, bit for bit as if alone.
+    """
+
+    states: Mapping[str, StreamState]
+    positive: Contexts
+    negative: Contexts | None
+    guidance: Mapping[str, Bins]
+    sigmas: tuple[float, ...]
+    sampler: Sampler
+    blocks: int
+    batched: bool
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        return self.sampler.calls(self.sigmas)
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        return frozenset(name for name, state in self.states.items() if state.stream.frozen)
+
+    @cached_property
+    def guided(self) -> tuple[dict[str, Guidance], ...]:
+        """Per call. A frozen stream's x0 is its latent in every leg: its guidance would cost legs and change nothing."""
+        return tuple(
+            {name: OFF if name in self.frozen else self.guidance[name].at(call.guided_as[1]) for name in self.states}
+            for call in self.calls
+        )
+
+    @cached_property
+    def plans(self) -> tuple[LegPlan | None, ...]:
+        """Per call; None where no model runs because every stream skips the step."""
+        return tuple(
+            plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
+            for call, guided in zip(self.calls, self.guided, strict=True)
+        )
+
+    @property
+    def forwards(self) -> int:
+        """What the sample phase counts."""
+        return sum(len(plan.legs) for plan in self.plans if plan is not None)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """x0: guided, kept tokens blended in. uncond: the negative leg's own x0, where it ran. Float32 tokens by stream."""
+
+    x0: Tokens
+    uncond: Tokens
+
+
+class Predictor:
+    """Called once per Call, in order. Tables for the whole schedule are made before the first one."""
+
+    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str) -> None:
+        """`prediction` is a sentence about the time it will take, shown until the first group is done."""
+        self._dit, self._job, self._phase, self._device = dit, job, phase, device
+        self._negative = _negative(job.positive, job.negative, job.frozen)
+        self._clean = {name: state.clean.to(device) for name, state in job.states.items()}
+        self._masks = {name: state.stream.mask.to(device)[:, None] for name, state in job.states.items()}
+        self._generates_all = {name: bool((state.stream.mask == 1).all()) for name, state in job.states.items()}
+        self._last: Tokens = {}
+        self._next = 0
+        streams = {name: state.stream for name, state in job.states.items()}
+        self._geometry = dit.prepare(streams.get("video"), streams.get("audio"), device, dtype)
+        self._tables = dit.schedule_tables(self._geometry, [(call.sigma, call.sigma) for call in job.calls])
+        groups = [
+            Group(call.step + 1, tuple(leg.value for leg in plan.legs), _kind(plan))
+            for call, plan in zip(job.calls, job.plans, strict=True)
+            if plan is not None
+        ]
+        self.legs = tuple(group.legs for group in groups)
+        self.flight = Flight(device, Forwards(phase, groups, prediction), job.blocks)
+
+    def __call__(self, x: Tokens) -> Prediction:
+        """Predict from the state of the next call."""
+        index, self._next = self._next, self._next + 1
+        plan = self._job.plans[index]
+        if plan is None:
+            return Prediction({name: self._blend(name, self._last[name]) for name in x}, {})
+        return self.flight.launch(plan, lambda pause: self._group(index, plan, x, pause))
+
+    def blend(self, x: Tokens) -> Tokens:
+        """Pull tokens towards the clean ones by their mask: where it is 0 they become them."""
+        return {name: self._blend(name, tokens) for name, tokens in x.items()}
+
+    def keep(self, x: Tokens) -> Tokens:
+        """Set tokens of mask 0 to the clean ones, bit for bit; the others stay."""
+        return {
+            name: tokens if self._generates_all[name] else torch.where(self._masks[name] == 0, self._clean[name], tokens)
+            for name, tokens in x.items()
+        }
+
+    def _group(self, index: int, plan: LegPlan, x: Tokens, pause: Pause):
+        job, sigma = self._job, self._job.calls[index].sigma
+        velocities = self._dit(
+            x.get("video"), x.get("audio"), self._geometry, self._tables[index], job.positive, self._negative, plan, job.batched, pause
+        )
+        x0, uncond = {}, {}
+        for name, tokens in x.items():
+            if name in job.frozen:
+                x0[name] = uncond[name] = self._clean[name]
+                continue
+            t = self._masks[name] * sigma  # (T, 1)
+            legs = {leg: tokens - t * getattr(velocities[leg], name).to(tokens.dtype) for leg in plan.legs}
+            if getattr(plan, name):
+                self._last[name] = combine(job.guided[index][name], legs)
+            x0[name] = self._blend(name, self._last[name])
+            if Leg.UNCOND in legs:
+                uncond[name] = legs[Leg.UNCOND]
+        return Prediction(x0, uncond), self._preview(index, x0)
+
+    def _blend(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
+        if self._generates_all[name]:
+            return tokens
+        mask = self._masks[name]
+        return tokens * mask + self._clean[name] * (1 - mask)
+
+    def _preview(self, index: int, x0: Tokens):
+        """Queue the copy of a step's first video x0 to the host; the returned call hands it on once it is there."""
+        watch, calls = self._phase.watch, self._job.calls
+        first = index == 0 or calls[index - 1].step != calls[index].step
+        if not (first and "video" in x0 and watch.wants_preview):
+            return None
+        shape = self._job.states["video"].shape
+        picture = x0["video"][0, : shape.tokens]
+        if self._device.type == "cuda":
+            picture = torch.empty(picture.shape, dtype=picture.dtype, pin_memory=True).copy_(picture, non_blocking=True)
+            self._phase.moved(d2h=picture.nbytes)
+        else:
+            picture = picture.cpu()
+        return lambda: watch.preview(picture.unflatten(0, (shape.frames, shape.height, shape.width)))
+
+
+def _negative(positive: Contexts, negative: Contexts | None, frozen: frozenset[str]) -> Contexts | None:
+    """A frozen stream reads the positive text in the negative leg too, as in the official audio-to-video pipeline."""
+    if negative is None:
+        return None
+    return Contexts(
+        positive.video if "video" in frozen or negative.video is None else negative.video,
+        positive.audio if "audio" in frozen or negative.audio is None else negative.audio,
+    )
+
+
+def _kind(plan: LegPlan) -> str:
+    return "" if plan.video and plan.audio else "video only" if plan.video else "audio only"

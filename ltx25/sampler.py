@@ -1,0 +1,233 @@
+"""The denoising loop: from noised tokens to clean ones by one of the samplers.
+
+State and arithmetic are float32 (official: bfloat16 state; res_2s float64 arithmetic), so a float32 device suffices and the
+result is the closer to a float64 run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from . import steps
+from .errors import InputError
+from .instrument import Phase
+from .predictor import Call, Denoise, Draw, Predictor, Sampler, Tokens, Transformer
+
+SAMPLERS = ("auto", "euler", "euler_ancestral", "res_2s", "gradient_estimation", "euler_cfg_pp")
+
+
+class Outcome(NamedTuple):
+    """tokens: the result by stream, (B, T, C) float32 on the device. legs and seconds: of every group, in order run."""
+
+    tokens: Tokens
+    legs: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def forwards(self) -> int:
+        return sum(len(group) for group in self.legs)
+
+
+def denoise(
+    dit: Transformer,
+    job: Denoise,
+    x: Tokens,
+    draw: Draw,
+    phase: Phase,
+    device: torch.device,
+    dtype: torch.dtype,
+    prediction: str = "",
+) -> Outcome:
+    """Run `job` from the noised tokens `x`, (B, T, C) float32 by stream.
+
+    draw: noise of the sampler's steps (not called by those that add none). phase: open, its total = job.forwards, its unit
+    a forward. dtype: the transformer's activations. Raises what the phase raises on a cancel, and InputError when the
+    result has values that are not finite numbers.
+    """
+    predict = Predictor(dit, job, phase, device, dtype, prediction)
+    x = {name: x[name].to(device) for name in ("video", "audio") if name in x}
+    x = predict.keep(job.sampler.run(predict, x, job.sigmas, draw))
+    predict.flight.land()
+    for name, tokens in x.items():
+        bad = int((~torch.isfinite(tokens)).sum())
+        if bad:
+            raise InputError(
+                f"sampling ended with {bad} {name} values of {tokens.numel()} that are not finite numbers; "
+                "lower the guidance scales, or load the model with precision=bf16."
+            )
+    return Outcome(x, predict.legs, tuple(predict.flight.seconds))
+
+
+def sampler_of(name: str, schedule: str | None, eta: float = 1.0) -> Sampler:
+    """The sampler of a name. `schedule` None: the user gave sigmas. eta: noise per step, 1 = the official amount.
+
+    auto is the official choice: ancestral for the distilled schedule (LTX-2.5's stage 1), plain Euler otherwise. For
+    res_2s eta 1 means the 0.5 that the official HQ pipeline runs with. Raises InputError for an unknown name.
+    """
+    if name == "auto":
+        name = "euler_ancestral" if schedule == "distilled" else "euler"
+    if name == "euler":
+        return Euler()
+    if name == "euler_ancestral":
+        return EulerAncestral(eta, 1.0)
+    if name == "res_2s":
+        return Res2s(0.5 * eta)
+    if name == "gradient_estimation":
+        return GradientEstimation(2.0)
+    if name == "euler_cfg_pp":
+        return EulerCfgPlusPlus(eta, 1.0)
+    raise InputError(f"sampler '{name}' is not one of {', '.join(SAMPLERS)}.")
+
+
+def check_job(job: Denoise) -> None:
+    """Raise InputError for settings its sampler cannot run with."""
+    skips = any(guidance.skip_step for bins in job.guidance.values() for guidance in bins)
+    if skips and job.sampler.uncond:
+        raise InputError("skip_step above 0 cannot be used with euler_cfg_pp, which needs the negative forward at every step; set skip_step to 0.")
+    if job.sampler.uncond and job.negative is None:
+        raise InputError("euler_cfg_pp needs a negative prompt, whatever cfg is; connect `negative` or choose another sampler.")
+    if isinstance(job.sampler, Res2s) and job.sigmas[-1] == 0 and job.sigmas[-2] <= steps.RES_2S_END:
+        raise InputError(f"res_2s goes to sigma {steps.RES_2S_END} before the end, so the sigma before 0 must be above it, got {job.sigmas[-2]:g}.")
+
+
+class Euler:
+    """First order, without noise."""
+
+    uncond = False
+    standard_noise = False
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        return _one_per_step(sigmas)
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        for s, t in itertools.pairwise(sigmas):
+            x0 = predict(x).x0
+            x = {name: steps.euler(x[name], x0[name], s, t) for name in x}
+        return x
+
+
+@dataclass(frozen=True)
+class EulerAncestral:
+    """Euler down, noise up. eta in [0, 1]: 0 adds none; s_noise scales what is added."""
+
+    eta: float
+    s_noise: float
+    uncond = False
+    standard_noise = False
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        return _one_per_step(sigmas)
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        for s, t in itertools.pairwise(sigmas):
+            x0 = predict(x).x0
+            if t == 0:
+                return x0
+            k = steps.Ancestral.of(s, t, self.eta, self.s_noise)
+            if self.eta > 0:
+                noise = draw("step")
+                x = predict.blend({name: steps.ancestral(x[name], x0[name], noise[name], k) for name in x})
+            else:
+                x = {name: steps.ancestral(x[name], x0[name], None, k) for name in x}
+        return x
+
+
+@dataclass(frozen=True)
+class GradientEstimation:
+    """Euler along a velocity corrected by its change since the step before; gamma 2 officially, 1 is plain Euler."""
+
+    gamma: float
+    uncond = False
+    standard_noise = False
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        return _one_per_step(sigmas)
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        before: Tokens = {}
+        for s, t in itertools.pairwise(sigmas):
+            x0 = predict(x).x0
+            if t == 0:
+                return x0
+            for name in x:
+                corrected, before[name] = steps.gradient_estimate(x[name], x0[name], before.get(name), s, self.gamma)
+                x = {**x, name: steps.euler(x[name], corrected, s, t)}
+        return x
+
+
+@dataclass(frozen=True)
+class EulerCfgPlusPlus:
+    """CFG++: the guided x0 is the target, the negative leg gives the direction. eta, s_noise as EulerAncestral."""
+
+    eta: float
+    s_noise: float
+    uncond = True
+    standard_noise = False
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        return _one_per_step(sigmas)
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        for s, t in itertools.pairwise(sigmas):
+            guess = predict(x)
+            if t == 0:
+                return guess.x0
+            k = steps.CfgPlusPlus.of(s, t, self.eta, self.s_noise)
+            noise = draw("step") if self.eta > 0 and self.s_noise > 0 else None
+            x = {
+                name: steps.cfg_plus_plus(x[name], guess.x0[name], guess.uncond[name], noise and noise[name], s, k) for name in x
+            }
+            if noise is not None:
+                x = predict.blend(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Res2s:
+    """Second order: two calls per step, noise at the midpoint and at the end; a last call at sigma 0.0011 instead of 0.
+
+    eta: share of the noise renewed at a step's end; the midpoint always renews half, as officially. The noise is standardised.
+    Guidance bins and skip_step treat every midpoint as step 0: that is what the official loop does.
+    """
+
+    eta: float
+    uncond = False
+    standard_noise = True
+
+    def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
+        calls = []
+        for step, (s, t) in enumerate(itertools.pairwise(_above_zero(sigmas))):
+            calls += [Call(s, step, (step, s)), Call(steps.Res2s.of(s, t).middle, step, (0, sigmas[0]))]
+        if sigmas[-1] == 0:
+            calls.append(Call(steps.RES_2S_END, len(sigmas) - 2, (len(sigmas) - 1, steps.RES_2S_END)))
+        return tuple(calls)
+
+    def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
+        for s, t in itertools.pairwise(_above_zero(sigmas)):
+            k = steps.Res2s.of(s, t)
+            x0 = predict(x).x0
+            noise = draw("substep")
+            middle = predict.blend({name: steps.mix_noise(x[name], steps.res_2s_middle(x[name], x0[name], k), noise[name], s, k.middle, 0.5) for name in x})
+            anchor = {name: steps.res_2s_anchor(middle[name], x0[name], k) for name in x} if k.refine else x
+            x0_middle = predict(middle).x0
+            noise = draw("step")
+            x = predict.blend(
+                {
+                    name: steps.mix_noise(anchor[name], steps.res_2s_end(anchor[name], x0[name], x0_middle[name], k), noise[name], s, t, self.eta)
+                    for name in x
+                }
+            )
+        return predict(x).x0 if sigmas[-1] == 0 else x
+
+
+def _one_per_step(sigmas: Sequence[float]) -> tuple[Call, ...]:
+    return tuple(Call(sigma, step, (step, sigma)) for step, sigma in enumerate(sigmas[:-1]))
+
+
+def _above_zero(sigmas: Sequence[float]) -> tuple[float, ...]:
+    return (*sigmas[:-1], steps.RES_2S_END) if sigmas[-1] == 0 else tuple(sigmas)
