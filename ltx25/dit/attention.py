@@ -39,6 +39,9 @@ class SelfAttention(nn.Module):
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return _merged("qkvg", "to_q", "to_k", "to_v", "to_gate_logits")
 
+    def checkpoint_rows(self) -> dict[str, tuple[int, ...]]:
+        return {f"qkvg.{leaf}": (self.width, self.width, self.width, self.heads) for leaf in ("weight", "bias")}
+
     def forward(self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
         """x (R, T, D), modulated; bias (T, T) or None: (R, T, D)."""
         q, k, v, gate = self._project(x)
@@ -88,6 +91,9 @@ class CrossAttention(nn.Module):
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return _merged("qg", "to_q", "to_gate_logits") | _merged("kv", "to_k", "to_v")
+
+    def checkpoint_rows(self) -> dict[str, tuple[int, ...]]:
+        return {f"qg.{leaf}": (self.inner, self.heads) for leaf in ("weight", "bias")}
 
     def keys_values(self, context: torch.Tensor, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
         """context (R, S, context_width), modulated: keys and values, (R, S, H, d) each."""

@@ -71,8 +71,8 @@ class DiT(nn.Module):
         return step_tables(self, geometry, [(sigma_video, sigma_audio)])[0]
 
     @torch.no_grad()
-    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[float]) -> Sequence[StepTables]:
-        """`tables` of every step, made in one go before the loop; afterwards the producers' weights are not needed.
+    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> Sequence[StepTables]:
+        """`tables` of every step, (video, audio) sigmas each, made before the loop; then the producers are not needed.
 
         Where masks have so many distinct values that this would fill the device, a step is made when it is asked for.
         """

@@ -40,13 +40,12 @@ def rope(positions: torch.Tensor, width: int, theta: float, max_position: tuple[
     tables, rows = [], []
     for axis, largest in enumerate(max_position):
         distinct, row = torch.unique(middle[axis], return_inverse=True)
+        own_row = torch.equal(row, torch.arange(len(row)))
         angle = step * ((distinct / largest).unsqueeze(-1) * 2 - 1)  # (U, K)
         tables.append(torch.stack((angle.cos(), angle.sin())).to(device))
         rows.append(row.to(device))
     if axes == 1:
-        table, row = tables[0], rows[0]
-        one_each = table.shape[1] == len(row) and bool((row.cpu() == torch.arange(len(row))).all())
-        return Rope(table[0], table[1], None if one_each else row)
+        return Rope(tables[0][0], tables[0][1], None if own_row else rows[0])
     cos, sin = torch.stack([table[:, row] for table, row in zip(tables, rows, strict=True)], dim=-1).flatten(2)  # (T, K * axes)
     pad = width // 2 - cos.shape[-1]
     return Rope(

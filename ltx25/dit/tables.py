@@ -19,9 +19,8 @@ _ROWS_AT_ONCE = 2048  # distinct timesteps of both streams over all steps: 0.5 G
 class ScheduleTables(Sequence[StepTables]):
     """The tables of every step: all made at once, or one when asked for where there would be too many rows to keep."""
 
-    def __init__(self, dit: DiT, geometry: Geometry, sigmas: Sequence[float]) -> None:
-        self._dit, self._geometry = dit, geometry
-        self._sigmas = [(float(sigma), float(sigma)) for sigma in sigmas]
+    def __init__(self, dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> None:
+        self._dit, self._geometry, self._sigmas = dit, geometry, list(sigmas)
         levels = sum(len(stream.levels) for stream in (geometry.video, geometry.audio) if stream is not None)
         self._made = step_tables(dit, geometry, self._sigmas) if levels * len(self._sigmas) <= _ROWS_AT_ONCE else None
 
@@ -36,7 +35,7 @@ class ScheduleTables(Sequence[StepTables]):
 
 
 def step_tables(dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> list[StepTables]:
-    """Tables of steps with the given (video, audio) sigmas. Timesteps and their sinusoids are float32 on the CPU."""
+    """Tables of steps with the given (video, audio) sigmas in [0, 1]. Timesteps and their sinusoids are float32 on the CPU."""
     if not sigmas:
         return []
     video, audio, config = geometry.video, geometry.audio, dit.config
