@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .dispatch import wide
+from .dispatch import Op, jit, power_of_two, row_warps, tl, wide
 
 
 def head_gate_reference(o: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -14,6 +14,73 @@ def head_gate_reference(o: torch.Tensor, logits: torch.Tensor, out: torch.Tensor
     return gated if out is None else out.copy_(gated)
 
 
+@jit
+def _kernel(
+    o_ptr,  # (R, T, H, d), last dimension contiguous
+    logits_ptr,  # (R, T, H), last dimension contiguous
+    out_ptr,  # (R, T, H * d), last dimension contiguous
+    o_row,
+    o_token,
+    o_head,
+    logits_row,
+    logits_token,
+    out_row,
+    out_token,
+    tokens,
+    width,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """out = o * 2 / (1 + exp(-logit of its head)); one program per token."""
+    row, token = (tl.program_id(0) // tokens).to(tl.int64), (tl.program_id(0) % tokens).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    there = column < width
+    head = column // HEAD
+    o = tl.load(o_ptr + row * o_row + token * o_token + head * o_head + column % HEAD, mask=there, other=0.0).to(tl.float32)
+    logit = tl.load(logits_ptr + row * logits_row + token * logits_token + head, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_row + token * out_token + column, o * 2.0 / (1.0 + tl.exp(-logit)), mask=there)
+
+
+def _launch(o: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    batch, tokens, heads, head = o.shape
+    o = o if o.stride(3) == 1 else o.contiguous()
+    logits = logits if logits.stride(2) == 1 else logits.contiguous()
+    if out is None:
+        out = o.new_empty(batch, tokens, heads * head)
+    if out.shape != (batch, tokens, heads * head) or out.stride(2) != 1:
+        raise ValueError(f"head_gate writes ({batch}, {tokens}, {heads * head}) with contiguous rows, got {tuple(out.shape)}")
+    width = heads * head
+    _kernel[(batch * tokens,)](
+        o,
+        logits,
+        out,
+        o.stride(0),
+        o.stride(1),
+        o.stride(2),
+        logits.stride(0),
+        logits.stride(1),
+        out.stride(0),
+        out.stride(1),
+        tokens,
+        width,
+        HEAD=head,
+        WIDTH=power_of_two(width),
+        num_warps=row_warps(width),
+    )
+    return out
+
+
+def _check(device: torch.device, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    o = torch.randn(2, 4, 3, 24, generator=generator).to(dtype).transpose(1, 2)  # (R, T, H, d), as attention leaves it
+    logits = torch.randn(2, 3, 9, generator=generator).to(dtype)[..., 5:]
+    got = _launch(o.to(device), logits.to(device), None)
+    return [(got, head_gate_reference(o, logits), head_gate_reference(o.double(), logits.double()))]
+
+
+_OP = Op("head_gate", _check)
+
+
 def head_gate(o: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """See `head_gate_reference`."""
-    return head_gate_reference(o, logits, out)
+    return _launch(o, logits, out) if _OP.runs(o) else head_gate_reference(o, logits, out)
