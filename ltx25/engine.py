@@ -1,0 +1,341 @@
+"""The engine: one set of files on one device, from prompt to frames and sound.
+
+    engine = Engine.open(files, options, device)          # headers only
+    positive = engine.encode(prompt, watch)               # text encoder, connectors
+    clip = engine.sample(job, watch)                      # transformer
+    frames = engine.decode_video(clip.video, ...)         # video VAE
+    sound = engine.decode_audio(clip.audio, ...)          # audio VAE, vocoder
+
+Weights are read when a phase first needs them; the arbiter decides what else stays on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from .audio.decode import decode_audio
+from .conditions import Condition
+from .connector import Connectors, context_length
+from .denoise import ModelShape, drafts_of, job_of, run
+from .dit.modality import Contexts
+from .dit.patchify import patchify_audio, patchify_video
+from .errors import InputError
+from .guidance import Bins, Guidance, check_guidance
+from .instrument import Phase, Watch
+from .latents import Draft
+from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
+from .predictor import Denoise, Predictor, Sampler
+from .residency import Arbiter, Part, Standalone, free_memory, release
+from .sampler import check_job, sampler_of
+from .schedule import check_sigmas
+from .shapes import Compression, VideoLatentShape, VideoShape
+from .text import MAX_TOKENS, TextEncoder, Tokenizer
+from .text import working_bytes as text_bytes
+from .video import decode_video
+
+__all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
+
+CACHED_PROMPTS = 64  # 25 MB each: a session's prompts, not a library
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an engine runs. precision: auto, bf16; residency: auto, resident; legs: auto, batched, sequential; cache: memory, off."""
+
+    precision: str
+    residency: str
+    legs: str
+    cache: str
+
+    def check(self) -> Options:
+        """Return self, or raise InputError for a choice that does not exist or is not built yet."""
+        for name, ready, later in (
+            ("precision", ("auto", "bf16"), ("fp8",)),
+            ("residency", ("auto", "resident"), ("stream",)),
+            ("legs", ("auto", "batched", "sequential"), ()),
+            ("cache", ("memory", "off"), ("disk",)),
+        ):
+            got = getattr(self, name)
+            if got in later:
+                raise InputError(f"{name} '{got}' is not available in this version; choose {' or '.join(ready)}.")
+            if got not in ready:
+                raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(ready)}.")
+        return self
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """One prompt, connected: video (1, L, D) and audio (1, L, Da) float32 CPU, L a multiple of 128 and at least 1024."""
+
+    video: torch.Tensor
+    audio: torch.Tensor
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SampleJob:
+    """What to sample. Latents are grids (B, C, t, h, w) and (B, c, n, bins), one of them may be None; masks as the host's
+    noise_mask, 1 = generate. schedule: the name the sigmas came from, None for the user's own. seed: item i uses seed + i.
+    """
+
+    video: torch.Tensor | None
+    audio: torch.Tensor | None
+    video_mask: torch.Tensor | None
+    audio_mask: torch.Tensor | None
+    frame_rate: float
+    seed: int
+    positive: Conditioning
+    negative: Conditioning | None
+    video_guidance: Guidance
+    audio_guidance: Guidance
+    sigmas: tuple[float, ...]
+    schedule: str | None
+    sampler: str | Sampler
+    eta: float
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The clip: latent grids as in the job, float32 CPU. legs: of every group run; seconds: of each; notices: for the user.
+
+    keyframes: generated keyframes (B, C, count, h, w), each a clip of one frame; None where none were asked for.
+    """
+
+    video: torch.Tensor | None
+    audio: torch.Tensor | None
+    keyframes: torch.Tensor | None
+    legs: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
+    notices: tuple[str, ...]
+
+    @property
+    def forwards(self) -> int:
+        return sum(len(group) for group in self.legs)
+
+
+class Engine:
+    """One set of files and options. `arbiter` may be replaced by a host's before the first phase."""
+
+    def __init__(self, opened: Opened, options: Options, device: torch.device) -> None:
+        self.device = device
+        self.options = options
+        self.headers = opened.headers
+        self._opened = opened
+        self.arbiter: Arbiter = Standalone(self.parts)
+        self._tokenizer: Tokenizer | None = None
+        self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
+
+    @staticmethod
+    def open(files: Files, options: Options, device: torch.device) -> Engine:
+        """Check files and options; reads headers, no weights. Raises FileError, InputError."""
+        return Engine(open_parts(files, device), options.check(), device)
+
+    # What the files say
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(self._opened.parts.values())
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the transformer: legal stg_blocks are below it."""
+        return self._opened.dit.layers
+
+    @property
+    def compression(self) -> Compression:
+        return self._opened.video.compression
+
+    @property
+    def context_widths(self) -> tuple[int, int]:
+        """(D, Da): features of the video and the audio context, side by side in the host's conditioning."""
+        return self._opened.dit.width, self._opened.dit.audio_width
+
+    def video_shape(self, latent: torch.Tensor) -> VideoShape:
+        """Pixels of a video latent (B, C, t, h, w)."""
+        return VideoLatentShape(*latent.shape[1:]).pixels(self.compression)
+
+    # Phases, in the order a prompt meets them
+
+    @torch.inference_mode()
+    def encode(self, text: str, watch: Watch) -> Conditioning:
+        """A prompt as contexts. A prompt encoded before comes from the cache without loading anything."""
+        if text in self._prompts:
+            self._prompts.move_to_end(text)
+            return self._prompts[text]
+        opened = self._opened
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.read(self.headers["text_encoder"], opened.tower.bos, opened.tower.pad, opened.tower.vocabulary)
+        part = opened.parts[TEXT]
+        self.arbiter.ready([part], text_bytes(opened.tower, MAX_TOKENS, self._dtype.itemsize), watch)
+        features = TextEncoder(self._tokenizer, part["tower"], part["projection"]).encode(text, watch)
+        video, audio = self._connect(features.video, features.audio, watch)
+        notices = (str(features.tokens) + ".",) if features.tokens.truncated else ()
+        encoded = Conditioning(video, audio, notices)
+        if self.options.cache == "memory":
+            self._prompts[text] = encoded
+            while len(self._prompts) > CACHED_PROMPTS:
+                self._prompts.popitem(last=False)
+        return encoded
+
+    @torch.inference_mode()
+    def connect(self, features: torch.Tensor, watch: Watch) -> Conditioning:
+        """The host's own LTX text features (1, n, D + Da), before the connectors, as contexts. Raises InputError when they do not fit."""
+        with self._connectors(watch) as (connectors, phase):
+            video, audio = connectors.unprocessed(features.to(self.device, self._dtype), phase)
+        return Conditioning(video.float().cpu(), audio.float().cpu(), ())
+
+    @torch.inference_mode()
+    def sample(self, job: SampleJob, watch: Watch) -> Sampled:
+        """Noise, schedule and guided steps. Inputs are not written to. Raises InputError before any weight is read."""
+        ready = self._prepare(job)
+        self._ready_transformer(ready, watch)
+        plan = ready.on(self.device, self._dtype)
+        with watch.phase("sample", total=plan.forwards, unit="forward", **ready.facts(job)) as phase:
+            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype)
+        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices)
+
+    @torch.inference_mode()
+    def predict(
+        self, job: SampleJob, video: torch.Tensor | None, audio: torch.Tensor | None, watch: Watch
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """One guided x0 of noised grids at sigma job.sigmas[0], for samplers that are not ours: grids in, grids out, float32 CPU.
+
+        job.sigmas are (sigma, 0); its latents are the clean ones that masked tokens are pulled to.
+        """
+        ready = self._prepare(job)
+        self._ready_transformer(ready, watch)
+        plan = ready.on(self.device, self._dtype)
+        x = {}
+        for name, grid, patchify in (("video", video, patchify_video), ("audio", audio, patchify_audio)):
+            if grid is not None:
+                x[name] = patchify(grid.float()).contiguous().to(self.device)
+        with watch.phase("sample", total=plan.forwards, unit="forward", **ready.facts(job)) as phase:
+            predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "")
+            x0 = predictor(x).x0
+            predictor.flight.land()
+            grids = {name: ready.drafts[name].grid(tokens).float().cpu() for name, tokens in x0.items()}
+        return grids.get("video"), grids.get("audio")
+
+    @torch.inference_mode()
+    def decode_video(self, latent: torch.Tensor, seed: int, tiling: str, watch: Watch) -> torch.Tensor:
+        """Frames (B * F, H, W, 3) float32 CPU in 0..1 of a latent (B, C, t, h, w). Raises InputError for a latent that is not one."""
+        part = self._opened.parts[VIDEO_VAE]
+        self.arbiter.ready([part], 0, watch)
+        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free_memory(self.device))
+
+    @torch.inference_mode()
+    def decode_audio(self, latent: torch.Tensor, samples: int | None, watch: Watch) -> torch.Tensor:
+        """Sound (B, 2, N) float32 CPU at 48 kHz of a latent (B, c, n, bins); cut or padded to `samples` when given."""
+        part = self._opened.parts[AUDIO_VAE]
+        self.arbiter.ready([part], 0, watch)
+        return decode_audio(part["decoder"], latent, watch, samples)
+
+    def detach(self) -> None:
+        """Take everything off the device. The engine stays usable: the next phase reads what it needs again."""
+        for part in self.parts:
+            part.unload()
+        release(self.device)
+
+    # How
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32 if self.device.type == "cpu" else torch.bfloat16
+
+    @property
+    def _dit(self):
+        return self._opened.parts[TRANSFORMER]["dit"]
+
+    def _connect(self, video: torch.Tensor, audio: torch.Tensor, watch: Watch) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = video.shape[1]
+        with self._connectors(watch) as (connectors, phase):
+            video, audio = connectors.forward(video, audio, [tokens], context_length(tokens), phase)
+        return video.float().cpu(), audio.float().cpu()
+
+    @contextlib.contextmanager
+    def _connectors(self, watch: Watch) -> Iterator[tuple[Connectors, Phase]]:
+        part = self._opened.parts[CONNECTORS]
+        self.arbiter.ready([part], 0, watch)
+        connectors = Connectors(part["video"], part["audio"])
+        with watch.phase("text.connect", total=connectors.blocks, unit="block") as phase:
+            yield connectors, phase
+
+    def _prepare(self, job: SampleJob) -> _Prepared:
+        config, vae = self._opened.dit, self._opened.audio.vae
+        model = ModelShape(config.in_channels, vae.latent_channels, vae.latent_bins)
+        drafts = drafts_of(
+            job.video, job.audio, model, job.frame_rate, self.compression, job.video_mask, job.audio_mask, job.conditions
+        )
+        guidance = {name: Bins.constant(getattr(job, f"{name}_guidance")) for name in drafts}
+        notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None)
+        plan = job_of(
+            drafts,
+            _contexts(job.positive, drafts),
+            None if job.negative is None else _contexts(job.negative, drafts),
+            guidance,
+            check_sigmas(job.sigmas),
+            sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
+            self.blocks,
+            self.options.legs == "batched" or (self.options.legs == "auto" and self.device.type != "cpu"),
+        )
+        check_job(plan)
+        return _Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))
+
+    def _recipe_notices(self, job: SampleJob, plan: Denoise) -> list[str]:
+        """Dev and distilled files differ in nothing but their weights: only the name tells that the recipe is the other's."""
+        name = self.headers["transformer"].name
+        if "distilled" not in name:
+            return []
+        notices = []
+        if job.schedule == "ltx2":
+            notices.append(f"{name} is a distilled file by its name: schedule 'distilled' is its own, 'ltx2' is for the dev file.")
+        if any(legs is not None and len(legs.legs) > 1 for legs in plan.plans):
+            notices.append(f"{name} is a distilled file by its name and wants no guidance: set cfg and modality to 1 and stg to 0.")
+        return notices
+
+    def _ready_transformer(self, ready: _Prepared, watch: Watch) -> None:
+        """Activations: about what a block holds at its widest, the MLP's inner layer, for all rows that run at once."""
+        plan = ready.job
+        rows = max((len(legs.legs) for legs in plan.plans if legs is not None), default=1) if plan.batched else 1
+        widths = {"video": self._opened.dit.width, "audio": self._opened.dit.audio_width}
+        per_row = sum(draft.latent.shape[0] * draft.tokens * widths[name] for name, draft in ready.drafts.items())
+        self.arbiter.ready([self._opened.parts[TRANSFORMER]], 14 * rows * per_row * self._dtype.itemsize, watch)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A checked job: drafts by stream, the denoise with contexts still on the CPU, what to tell the user."""
+
+    drafts: dict[str, Draft]
+    job: Denoise
+    notices: tuple[str, ...]
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Denoise:
+        job = self.job
+
+        def move(contexts: Contexts | None) -> Contexts | None:
+            if contexts is None:
+                return None
+            return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
+
+        return replace(job, positive=move(job.positive), negative=move(job.negative))
+
+    def facts(self, job: SampleJob) -> dict[str, object]:
+        plans = [plan for plan in self.job.plans if plan is not None]
+        return {
+            "tokens": {name: draft.tokens for name, draft in self.drafts.items()},
+            "steps": len(self.job.sigmas) - 1,
+            "legs": [leg.value for leg in plans[0].legs] if plans else [],
+            "sampler": type(self.job.sampler).__name__,
+            "seed": job.seed,
+        }
+
+
+def _contexts(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
+    return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)

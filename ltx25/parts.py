@@ -1,0 +1,112 @@
+"""Four files -> the parts of an engine: which modules, filled from which tensors, in which precision. Reads headers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from .audio.decode import UNUSED as AUDIO_UNUSED
+from .audio.decode import SoundDecoder
+from .checkpoint import Header, Kind, read_header, require_kind
+from .config.audio import AudioConfig, read_audio_config
+from .config.connector import AUDIO, VIDEO, ConnectorConfig
+from .config.dit import DiTConfig
+from .config.pairing import check_pairing
+from .config.text import FeatureConfig, TowerConfig
+from .config.text_layout import PROJECTION, TextLayout
+from .config.transformer import CONNECTOR_TENSORS, read_transformer, transformer_prefix
+from .config.video import VideoVAEConfig, read_video_config
+from .connector import Connector
+from .dit import KEEP_STORED, DiT
+from .errors import FileError
+from .residency import Part, Piece
+from .text import FeatureProjection, Tower
+from .video import DECODER_UNUSED, ConvDecoder
+
+TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE, AUDIO_VAE = "text encoder", "connectors", "transformer", "video VAE", "audio VAE"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The four files of a model, as published at huggingface.co/Lightricks/LTX-2.5."""
+
+    transformer: Path
+    text_encoder: Path
+    video_vae: Path
+    audio_vae: Path
+
+
+WANTED = {
+    "transformer": (Kind.TRANSFORMER,),
+    "text_encoder": (Kind.TEXT_ENCODER,),
+    "video_vae": (Kind.VIDEO_VAE_CONV,),
+    "audio_vae": (Kind.AUDIO_VAE,),
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the headers of one set of files say. `parts` by name, weights not read."""
+
+    headers: dict[str, Header]
+    tower: TowerConfig
+    dit: DiTConfig
+    video: VideoVAEConfig
+    audio: AudioConfig
+    parts: dict[str, Part]
+
+
+def open_parts(files: Files, device: torch.device) -> Opened:
+    """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model."""
+    headers = {field.name: read_header(getattr(files, field.name)) for field in fields(files)}
+    for slot, header in headers.items():
+        require_kind(header, slot, WANTED[slot])
+    transformer, text_encoder = headers["transformer"], headers["text_encoder"]
+    check_pairing(transformer, text_encoder)
+    tower = TowerConfig.read(text_encoder)
+    dit, connectors = read_transformer(transformer)
+    video, audio = read_video_config(headers["video_vae"]), read_audio_config(headers["audio_vae"])
+    _check_latents(headers, dit, video, audio)
+    compute = torch.float32 if device.type == "cpu" else torch.bfloat16
+    pieces = {
+        TEXT: _text_pieces(text_encoder, tower, compute),
+        CONNECTORS: _connector_pieces(transformer, connectors, compute),
+        TRANSFORMER: [Piece("dit", lambda: DiT(dit), transformer, transformer_prefix(transformer), compute, CONNECTOR_TENSORS, KEEP_STORED)],
+        VIDEO_VAE: [Piece("decoder", lambda: ConvDecoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
+        # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
+        AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
+    }
+    return Opened(headers, tower, dit, video, audio, {name: Part(name, some, device) for name, some in pieces.items()})
+
+
+def _text_pieces(header: Header, tower: TowerConfig, compute: torch.dtype) -> list[Piece]:
+    layout = TextLayout.read(header)
+    layout.check(header)
+    features = FeatureConfig.read(header, tower)
+    return [
+        Piece("tower", lambda: Tower(tower), header, layout.tower, compute, layout.unused, ()),
+        Piece("projection", lambda: FeatureProjection(features), header, PROJECTION, compute, (), ()),
+    ]
+
+
+def _connector_pieces(header: Header, config: ConnectorConfig, compute: torch.dtype) -> list[Piece]:
+    prefix = transformer_prefix(header)
+    return [
+        Piece("video", lambda: Connector(config.video), header, prefix + VIDEO, compute, (), ()),
+        Piece("audio", lambda: Connector(config.audio), header, prefix + AUDIO, compute, (), ()),
+    ]
+
+
+def _check_latents(headers: dict[str, Header], dit: DiTConfig, video: VideoVAEConfig, audio: AudioConfig) -> None:
+    """The decoders must read what the transformer writes."""
+    for slot, made, read in (
+        ("video_vae", dit.out_channels, video.decoder.latent_channels),
+        ("audio_vae", dit.audio_out_channels, audio.vae.latent_channels * audio.vae.latent_bins),
+    ):
+        if made != read:
+            raise FileError(
+                f"{headers['transformer'].name} makes latents of {made} features and {headers[slot].name} decodes {read}: "
+                "the files do not belong together; use the ones published with the transformer."
+            )
