@@ -5,7 +5,11 @@ file as one (merged projections) says so in a method
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]
 
-that maps its own parameter name to the file names (relative to the module) stacked along dimension 0, in order.
+that maps its own parameter name to the file names (relative to the module) stacked along dimension 0, in order. Where
+they are not equally tall it also says how many rows each has, by the same parameter names:
+
+    def checkpoint_rows(self) -> dict[str, tuple[int, ...]]
+
 Every parameter must be filled; every tensor under the prefix must be used or matched by a pattern of known-unused names.
 """
 
@@ -35,22 +39,25 @@ class Slice:
 def expected(module: nn.Module, header: Header | None = None, prefix: str = "") -> dict[str, Slice]:
     """File name (without prefix) -> where it goes, for every persistent parameter and buffer of `module`.
 
-    Merged parameters are split evenly unless the header tells the rows of their sources.
+    Merged parameters are split as the module says, else as the header does, else evenly.
     """
     merged: dict[str, tuple[str, ...]] = {}
+    declared: dict[str, tuple[int, ...]] = {}
     for path, child in module.named_modules():
-        sources = getattr(child, "checkpoint_sources", None)
-        if sources is not None:
-            lead = f"{path}." if path else ""
-            merged.update({lead + own: tuple(lead + name for name in names) for own, names in sources().items()})
+        lead = f"{path}." if path else ""
+        for own, names in getattr(child, "checkpoint_sources", dict)().items():
+            merged[lead + own] = tuple(lead + name for name in names)
+        for own, counts in getattr(child, "checkpoint_rows", dict)().items():
+            declared[lead + own] = counts
     table: dict[str, Slice] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name not in merged:
             table[name] = Slice(name, 0, None)
             continue
-        rows = [_rows(header, prefix + source) for source in merged[name]]
+        rows = declared.get(name) or [_rows(header, prefix + source) for source in merged[name]]
         if None in rows or sum(rows) != tensor.shape[0]:  # `check` then names what is missing or misshapen
-            rows = [tensor.shape[0] // len(rows)] * len(rows)
+            each = tensor.shape[0] // len(rows)
+            rows = [each] * (len(rows) - 1) + [tensor.shape[0] - each * (len(rows) - 1)]
         start = 0
         for source, count in zip(merged[name], rows, strict=True):
             table[source] = Slice(name, start, count)

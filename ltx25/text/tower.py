@@ -107,6 +107,9 @@ class Attention(nn.Module):
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return {"qkv_proj.weight": tuple(f"{name}.weight" for name in self.sources)}
 
+    def checkpoint_rows(self) -> dict[str, tuple[int, ...]]:
+        return {"qkv_proj.weight": tuple(self.rows)}
+
     def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None) -> torch.Tensor:
         # x: (n, H); mask: (n, n) bool, True = seen, None = causal
         q, k, *v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.rows, dim=-1))

@@ -94,6 +94,25 @@ def test_merged_sources_of_unequal_size_take_their_rows_from_the_file(written, t
     assert torch.equal(model.blocks[0].to_kv.weight[:2], tensors["m.blocks.0.to_k.weight"])
 
 
+def test_sources_that_miss_rows_of_the_merged_parameter_are_refused(written, tensors):
+    """Rows that nothing fills would be whatever the memory held before."""
+    with pytest.raises(FileError, match=r"to_v\.weight has shape \(2, 4\), and the model needs \(3, 4\)"):
+        load(written(tensors), on_meta(rows=(2, 3)))
+
+
+def test_declared_rows_win_and_are_checked(written, tensors):
+    class Declared(Attention):
+        def checkpoint_rows(self):
+            return {"to_kv.weight": (1, 3)}
+
+    with torch.device("meta"):
+        model = Model()
+        model.blocks[0] = Declared()
+    assert expected(model)["blocks.0.to_v.weight"].rows == 3
+    with pytest.raises(FileError, match=r"to_k\.weight has shape \(2, 4\), and the model needs \(1, 4\)"):
+        load(written(tensors), model)
+
+
 def test_expected_names_are_those_of_the_file(tensors):
     table = expected(on_meta())
     assert {"m." + name for name in table} == set(tensors)
