@@ -1,0 +1,23 @@
+"""ComfyUI adapters, the only folder that imports comfy: nodes translate, the engine computes."""
+
+from comfy_api.latest import ComfyExtension
+
+from .decode import DecodeAudioVAE, DecodeVideoVAE
+from .guider import LTX25Guider
+from .latent import EmptyLTX25Latent
+from .load import LoadLTX25Checkpoint
+from .prompt import EncodeGemmaText
+from .sample import LTX25Sampler
+
+
+class LTX25Extension(ComfyExtension):
+    async def get_node_list(self):
+        return [
+            LoadLTX25Checkpoint,
+            EncodeGemmaText,
+            EmptyLTX25Latent,
+            LTX25Guider,
+            LTX25Sampler,
+            DecodeVideoVAE,
+            DecodeAudioVAE,
+        ]

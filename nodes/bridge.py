@@ -1,0 +1,155 @@
+"""Host types and engine types: file names, LATENT, CONDITIONING, IMAGE, AUDIO. Inputs are never written to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import folder_paths
+import torch
+from comfy.nested_tensor import NestedTensor
+
+from ..ltx25.config.connector import REGISTERS
+from ..ltx25.engine import Conditioning, Engine
+from ..ltx25.errors import InputError
+from ..ltx25.instrument import Watch
+from ..ltx25.shapes import OUTPUT_RATE
+
+FRAME_RATE = 24.0  # frames/s where nothing says another one: what the model was trained for
+# What native nodes hang on conditioning to limit or change it. The engine has no such thing, and dropping one silently
+# would render something else than the graph says.
+REFUSED_EXTRAS = {
+    "area": "an area",
+    "mask": "a mask",
+    "hooks": "hooks",
+    "control": "a ControlNet",
+    "gligen": "GLIGEN boxes",
+    "keyframe_idxs": "native guide frames",
+    "guide_attention_entries": "native guide frames",
+    "generated_keyframes": "generated keyframes",
+    "ref_audio": "a reference voice",
+    "concat_latent_image": "a concatenated image",
+}
+
+
+def model_path(category: str, name: str) -> Path:
+    """The file behind a combo value; the host's folders and extra_model_paths.yaml decide."""
+    return Path(folder_paths.get_full_path_or_raise(category, name))
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A LATENT taken apart: (B, C, t, h, w) and (B, C, n, bins), None: not there. Masks as the host has them, 1 = generate."""
+
+    video: torch.Tensor | None
+    audio: torch.Tensor | None
+    video_mask: torch.Tensor | None
+    audio_mask: torch.Tensor | None
+    frame_rate: float | None
+    seed: int
+    conditions: tuple
+
+
+def split(latent: dict[str, Any]) -> Latents:
+    """Take a LATENT apart; raises InputError when it is neither video, audio nor both."""
+    video, audio = streams(latent["samples"])
+    video_mask, audio_mask = masks(latent.get("noise_mask"), video is not None)
+    return Latents(
+        video=video,
+        audio=audio,
+        video_mask=video_mask,
+        audio_mask=audio_mask,
+        frame_rate=latent.get("frame_rate"),
+        seed=latent.get("seed", 0),
+        conditions=tuple(latent.get("conditions", ())),
+    )
+
+
+def streams(samples: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(video, audio) of LATENT samples; raises InputError for shapes that are neither."""
+    tensors = list(samples.unbind()) if samples.is_nested else [samples]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    dims = [tensor.ndim for tensor in tensors]
+    if dims == [5, 4]:
+        return tensors[0], tensors[1]
+    if dims == [5]:
+        return tensors[0], None
+    if dims == [4] and shapes[0][1] == 8:
+        return None, tensors[0]
+    raise InputError(
+        f"The latent has shape {' and '.join(map(str, shapes))}, wanted video (batch, 128, t, h, w), audio (batch, 8, n, 16) or "
+        "both; use Empty LTX-2.5 Latent, or an LTX video or audio latent."
+    )
+
+
+def masks(noise_mask: Any, has_video: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(video, audio) masks. A plain mask belongs to the video where there is one; a stream without a mask is generated whole."""
+    if noise_mask is None:
+        return None, None
+    if noise_mask.is_nested:
+        video, audio = (*noise_mask.unbind(), None)[:2]
+        return video, audio
+    return (noise_mask, None) if has_video else (None, noise_mask)
+
+
+def join(video: torch.Tensor | None, audio: torch.Tensor | None) -> Any:
+    """LATENT samples of the streams that are there."""
+    if video is not None and audio is not None:
+        return NestedTensor((video, audio))
+    return video if audio is None else audio
+
+
+def conditioning_out(encoded: Conditioning) -> list:
+    """CONDITIONING (1, L, D + Da); native LTX nodes take it as already through the connectors."""
+    return [[torch.cat([encoded.video, encoded.audio], dim=-1), {}]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The one entry of a CONDITIONING: (1, n, D + Da), still to be connected or not."""
+
+    context: torch.Tensor
+    unprocessed: bool
+    frame_rate: float | None
+
+
+def conditioning_in(conditioning: list, slot: str) -> Entry:
+    """Read a CONDITIONING; raises InputError when it asks for something one prompt over the whole clip cannot give."""
+    if len(conditioning) != 1:
+        raise InputError(f"{slot} has {len(conditioning)} conditioning entries, wanted one; combine the texts in a single prompt.")
+    context, extras = conditioning[0]
+    for key, name in REFUSED_EXTRAS.items():
+        if extras.get(key) is not None:
+            raise InputError(f"{slot} carries {name} ({key}), which this engine does not use; connect Encode Gemma Text directly.")
+    if extras.get("start_percent", 0.0) > 0.0 or extras.get("end_percent", 1.0) < 1.0 or extras.get("strength", 1.0) != 1.0:
+        raise InputError(f"{slot} is limited to a range of steps or to a strength, which this engine does not use; connect the text directly.")
+    if context.ndim != 3 or context.shape[0] != 1:
+        raise InputError(f"{slot} has shape {tuple(context.shape)}, wanted (1, tokens, width) as Encode Gemma Text makes it.")
+    return Entry(context, bool(extras.get("unprocessed_ltxav_embeds", False)), extras.get("frame_rate"))
+
+
+def contexts(entry: Entry, engine: Engine, watch: Watch) -> Conditioning:
+    """What the sampler reads, run through the connectors where that was not done yet."""
+    if entry.unprocessed:
+        return engine.connect(entry.context, watch)
+    widths = engine.context_widths
+    length = entry.context.shape[1]
+    if entry.context.shape[2] != sum(widths) or length % REGISTERS:
+        raise InputError(
+            f"The conditioning has shape {tuple(entry.context.shape)}, and this model reads {sum(widths)} features of a multiple of "
+            f"{REGISTERS} tokens; encode the text with this engine's own Encode Gemma Text."
+        )
+    video, audio = entry.context.float().split(widths, dim=-1)
+    return Conditioning(video, audio, ())
+
+
+def image_out(frames: torch.Tensor) -> torch.Tensor:
+    """(B * F, H, W, 3) in 0..1 -> IMAGE where and as the host keeps images."""
+    return frames.to(mm.intermediate_device(), mm.intermediate_dtype())
+
+
+def audio_out(waveform: torch.Tensor) -> dict[str, Any]:
+    """(B, 2, N) at 48 kHz -> AUDIO."""
+    return {"waveform": waveform.to("cpu", torch.float32), "sample_rate": OUTPUT_RATE}

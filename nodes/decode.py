@@ -1,0 +1,73 @@
+"""DecodeVideoVAE and DecodeAudioVAE: latents -> IMAGE and AUDIO."""
+
+from comfy_api.latest import io
+
+from ..ltx25.errors import InputError
+from ..ltx25.shapes import clip_samples
+from .bridge import FRAME_RATE, audio_out, image_out, split
+from .load import EngineType
+from .run import node_run
+
+
+class DecodeVideoVAE(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="DecodeVideoVAE",
+            display_name="Decode Video VAE (LTX-2.5)",
+            category="LTX-2.5",
+            description="Decodes the video of a latent to frames, in time chunks, so that memory does not grow with the clip.",
+            search_aliases=["VAE decode", "VAE decode tiled", "LTX decode", "latent to video", "latent to images"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="A video latent, or a video and audio latent; of the latter the video is decoded."),
+                io.Combo.Input(
+                    "tiling",
+                    options=["auto", "off"],
+                    default="auto",
+                    tooltip="auto: the frame is cut into tiles only where it does not fit into memory whole. off: never.",
+                ),
+            ],
+            outputs=[
+                io.Image.Output("images", tooltip="All frames of all clips, in order."),
+                io.Float.Output("frame_rate", tooltip="The latent's frames per second (24 when it has none), for Create Video."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, tiling="auto") -> io.NodeOutput:
+        parts = split(latent)
+        if parts.video is None:
+            raise InputError("The latent holds audio only, and Decode Video VAE needs video; connect it to Decode Audio VAE.")
+        with node_run(engine.engine, bar="decode.video") as run:
+            frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch)
+        return io.NodeOutput(image_out(frames), float(parts.frame_rate or FRAME_RATE))
+
+
+class DecodeAudioVAE(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="DecodeAudioVAE",
+            display_name="Decode Audio VAE (LTX-2.5)",
+            category="LTX-2.5",
+            description="Decodes the audio of a latent to 48 kHz stereo, exactly as long as its video.",
+            search_aliases=["LTXV audio VAE decode", "vocoder", "latent to audio", "sound", "VAE decode audio"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="An audio latent, or a video and audio latent; of the latter the audio is decoded."),
+            ],
+            outputs=[io.Audio.Output("audio", tooltip="48 kHz stereo. With video in the latent: frames / frame rate seconds, to the sample.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent) -> io.NodeOutput:
+        parts = split(latent)
+        if parts.audio is None:
+            raise InputError("The latent holds video only, and Decode Audio VAE needs audio; connect it to Decode Video VAE.")
+        samples = None
+        if parts.video is not None and parts.frame_rate:
+            samples = clip_samples(engine.engine.video_shape(parts.video).frames, parts.frame_rate)
+        with node_run(engine.engine, bar="decode.audio") as run:
+            waveform = engine.engine.decode_audio(parts.audio, samples, run.watch)
+        return io.NodeOutput(audio_out(waveform))

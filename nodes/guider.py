@@ -1,0 +1,178 @@
+"""LTX25Guider: texts and scales -> how each step is guided. Its value is a GUIDER of the host and the plan of our sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..ltx25.engine import SampleJob
+from ..ltx25.guidance import Guidance, parse_stg_blocks
+from ..ltx25.instrument import Watch
+from .bridge import FRAME_RATE, Entry, Latents, conditioning_in, contexts, join, split
+from .load import EngineType
+from .native import NativeSampler
+from .patcher import PartPatcher
+from .registry import EngineHandle
+from .run import node_run
+
+
+@dataclass(frozen=True)
+class EngineGuider:
+    """What SamplerCustomAdvanced needs of a guider (`model_patcher`, `sample`), and what our sampler reads."""
+
+    handle: EngineHandle
+    positive: Entry
+    negative: Entry | None
+    video: Guidance
+    audio: Guidance
+
+    @property
+    def model_patcher(self) -> PartPatcher:
+        return self.handle.patcher
+
+    def job(
+        self, parts: Latents, frame_rate: float, seed: int, sigmas: tuple[float, ...], schedule: str | None, sampler: Any, eta: float, watch: Watch
+    ) -> SampleJob:
+        """What the engine samples. frame_rate 0: the latent's own, else the conditioning's, else 24."""
+        engine = self.handle.engine
+        return SampleJob(
+            video=parts.video,
+            audio=parts.audio,
+            video_mask=parts.video_mask,
+            audio_mask=parts.audio_mask,
+            frame_rate=frame_rate or parts.frame_rate or self.positive.frame_rate or FRAME_RATE,
+            seed=seed,
+            positive=contexts(self.positive, engine, watch),
+            negative=None if self.negative is None else contexts(self.negative, engine, watch),
+            video_guidance=self.video,
+            audio_guidance=self.audio,
+            sigmas=sigmas,
+            schedule=schedule,
+            sampler=sampler,
+            eta=eta,
+            conditions=parts.conditions,
+        )
+
+    def sample(self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None) -> Any:
+        """SamplerCustomAdvanced's call: LATENT samples in and out."""
+        if len(sigmas) < 2:
+            return latent_image
+        parts = split({"samples": latent_image, "noise_mask": denoise_mask})
+        with node_run(self.handle.engine, bar="sample") as run:
+
+            def step_done(x0: Any, x: Any) -> None:
+                done, total = run.sink.progress  # the host's own bar counts what ours does, not steps
+                if callback is not None:
+                    callback(done - 1, x0, x, total)
+
+            native = NativeSampler(sampler, noise, latent_image, sigmas, seed, step_done)
+            levels = tuple(float(sigma) for sigma in sigmas)
+            sampled = self.handle.engine.sample(self.job(parts, 0.0, seed or 0, levels, None, native, 0.0, run.watch), run.watch)
+            run.tell(sampled.notices)
+        return join(sampled.video, sampled.audio)
+
+
+class LTX25Guider(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25Guider",
+            display_name="LTX-2.5 Guider",
+            category="LTX-2.5",
+            description="CFG, STG, modality guidance and rescale, separately for video and audio.",
+            search_aliases=["CFG guider", "dual CFG", "STG", "spatio temporal guidance", "modality guidance", "LTXV guider"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Conditioning.Input("positive", tooltip="The prompt, from Encode Gemma Text."),
+                io.Conditioning.Input(
+                    "negative",
+                    optional=True,
+                    tooltip="What to steer away from. Needed when video_cfg or audio_cfg is not 1; has no effect when both are 1.",
+                ),
+                *_scales("video", cfg=3.0),
+                *_scales("audio", cfg=7.0),
+                io.String.Input(
+                    "stg_blocks",
+                    default="28",
+                    tooltip="Blocks whose self-attention is switched off for the STG forward, counted from 0, with commas: 28 or 0,28. "
+                    "Empty: none.",
+                ),
+                io.Int.Input(
+                    "skip_step",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    tooltip="0: the model runs on every step. n: only on every (n + 1)th; the steps between use its last prediction "
+                    "again, faster and coarser.",
+                ),
+            ],
+            outputs=[io.Guider.Output("guider", tooltip="For LTX-2.5 Sampler, or the native SamplerCustomAdvanced.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        engine,
+        positive,
+        negative=None,
+        video_cfg=3.0,
+        video_stg=1.0,
+        video_modality=3.0,
+        video_rescale=0.7,
+        audio_cfg=7.0,
+        audio_stg=1.0,
+        audio_modality=3.0,
+        audio_rescale=0.7,
+        stg_blocks="28",
+        skip_step=0,
+    ) -> io.NodeOutput:
+        blocks = parse_stg_blocks(stg_blocks, engine.engine.blocks)
+        return io.NodeOutput(
+            EngineGuider(
+                handle=engine,
+                positive=conditioning_in(positive, "positive"),
+                negative=None if negative is None else conditioning_in(negative, "negative"),
+                video=Guidance(video_cfg, video_stg, video_modality, video_rescale, blocks, skip_step),
+                audio=Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, blocks, skip_step),
+            )
+        )
+
+
+def _scales(stream: str, cfg: float) -> list[io.Input]:
+    return [
+        io.Float.Input(
+            f"{stream}_cfg",
+            default=cfg,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            tooltip=f"How strongly the {stream} follows the prompt and leaves the negative. 1: off (no negative forward).",
+        ),
+        io.Float.Input(
+            f"{stream}_stg",
+            default=1.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            tooltip=f"Spatio-temporal guidance of the {stream}: away from what it looks like without self-attention in stg_blocks. "
+            "0: off.",
+        ),
+        io.Float.Input(
+            f"{stream}_modality",
+            default=3.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            tooltip=f"Keeps the {stream} in step with the other stream: away from what it looks like on its own. 1: off.",
+        ),
+        io.Float.Input(
+            f"{stream}_rescale",
+            default=0.7,
+            min=0.0,
+            max=1.0,
+            step=0.05,
+            tooltip=f"Pulls the spread of the guided {stream} back to that of the prompt alone, against overexposure. 0: off.",
+        ),
+    ]

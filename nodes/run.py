@@ -1,0 +1,70 @@
+"""One node's part of a run: what watches it, and the run record that all nodes of a prompt write together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import folder_paths
+from comfy_execution.utils import get_executing_context
+
+from ..ltx25.engine import Engine
+from ..ltx25.instrument import DeviceMeter, RunRecord, Watch, files_facts, machine
+from .progress import NodeSink
+
+log = logging.getLogger(__name__)
+
+
+class NodeRun:
+    """`watch` goes to the engine; `record` is the prompt's; `tell` shows the user what the engine noticed."""
+
+    def __init__(self, watch: Watch, sink: NodeSink, record: RunRecord) -> None:
+        self.watch, self.sink, self.record = watch, sink, record
+        self.notices: list[str] = []
+
+    def tell(self, notices: Sequence[str]) -> None:
+        for notice in notices:
+            log.warning("%s", notice)
+            self.record.note("warning", text=notice)
+        self.notices += notices
+
+
+@contextlib.contextmanager
+def node_run(engine: Engine, bar: str, previews: bool = False) -> Iterator[NodeRun]:
+    """The part of a run that the executing node does. `bar` names the phase its progress bar counts."""
+    sink = NodeSink(bar, previews)
+    record = _RECORDS.of_this_prompt(engine)
+    watch = Watch([sink, record], DeviceMeter(engine.device))
+    run = NodeRun(watch, sink, record)
+    with record:
+        try:
+            yield run
+        finally:
+            watch.finish()
+    sink.finish(run.notices)
+
+
+class _Records:
+    """The record of the prompt that runs now; one is kept, because the host runs one prompt at a time."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, RunRecord] | None = None
+
+    def of_this_prompt(self, engine: Engine) -> RunRecord:
+        context = get_executing_context()
+        prompt = context.prompt_id if context is not None else ""
+        if self._last is None or self._last[0] != prompt:
+            facts = {**machine(engine.device), "files": files_facts(engine.headers), "options": vars(engine.options)}
+            self._last = (prompt, RunRecord(runs_folder(), facts, record_prompts=os.environ.get("LTX25_RECORD_PROMPTS") == "1"))
+        return self._last[1]
+
+
+_RECORDS = _Records()
+
+
+def runs_folder() -> Path:
+    """Where run records go: LTX25_RUNS, else ltx25_runs in the host's output folder."""
+    return Path(os.environ.get("LTX25_RUNS") or Path(folder_paths.get_output_directory()) / "ltx25_runs")

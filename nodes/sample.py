@@ -1,0 +1,158 @@
+"""LTX25Sampler: a guider and a latent -> a clip's latent, and the table of what ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..ltx25.engine import Engine, Sampled, SampleJob
+from ..ltx25.errors import InputError
+from ..ltx25.request import SAMPLERS
+from ..ltx25.schedule import SCHEDULES, sigmas_of
+from .bridge import join, split
+from .guider import EngineGuider
+from .run import NodeRun, node_run
+
+# Keys of the latent that the sampler has used up, or that describe an empty latent only.
+CONSUMED = ("conditions", "downscale_ratio_spacial", "downscale_ratio_temporal")
+
+
+class LTX25Sampler(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25Sampler",
+            display_name="LTX-2.5 Sampler",
+            category="LTX-2.5",
+            description="Noise, schedule and guided steps, all on the device. Shows every forward while it runs.",
+            search_aliases=["KSampler", "LTX sampler", "LTXV sampler", "SamplerCustomAdvanced", "denoise", "generate video"],
+            inputs=[
+                io.Guider.Input("guider", tooltip="From LTX-2.5 Guider."),
+                io.Latent.Input(
+                    "latent",
+                    tooltip="What to denoise: video and audio, video alone or audio alone. A noise mask says what is kept (0) and made (1).",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=True,
+                    tooltip="The same seed gives the same clip, sound included. Clip i of a batch uses seed + i.",
+                ),
+                io.Combo.Input(
+                    "schedule",
+                    options=list(SCHEDULES),
+                    default="ltx2",
+                    tooltip="ltx2: for the dev file. distilled: 8 steps, for the distilled file. distilled_stage2: 3 steps that refine "
+                    "an upscaled latent.",
+                ),
+                io.Int.Input(
+                    "steps",
+                    default=30,
+                    min=1,
+                    max=1000,
+                    tooltip="Steps of the ltx2 schedule. The distilled schedules have their own number.",
+                ),
+                io.Combo.Input(
+                    "sampler",
+                    options=list(SAMPLERS),
+                    default="auto",
+                    tooltip="auto: ancestral Euler with the distilled schedule, Euler with the others, as the official pipelines do.",
+                ),
+                io.Sigmas.Input(
+                    "sigmas", optional=True, tooltip="Noise levels from 1 down to 0 of your own. They win over schedule and steps."
+                ),
+                io.Float.Input(
+                    "frame_rate",
+                    default=0.0,
+                    min=0.0,
+                    max=240.0,
+                    step=0.001,
+                    tooltip="Frames per second the motion is made for. 0: the latent's own, else the conditioning's, else 24.",
+                ),
+                io.Float.Input(
+                    "eta",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="How much fresh noise the ancestral sampler adds back at each step. 0: none, as Euler does.",
+                ),
+                io.Boolean.Input(
+                    "profile", default=False, tooltip="Measures the kernels of one step and adds them to the report. Not available yet."
+                ),
+            ],
+            outputs=[
+                io.Latent.Output("latent", tooltip="The clip, for the decode nodes. Carries its frame rate and seed."),
+                io.String.Output("report", tooltip="Seconds and memory of every phase, and the forwards that ran."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        guider,
+        latent,
+        seed=0,
+        schedule="ltx2",
+        steps=30,
+        sampler="auto",
+        sigmas=None,
+        frame_rate=0.0,
+        eta=1.0,
+        profile=False,
+    ) -> io.NodeOutput:
+        if not isinstance(guider, EngineGuider):
+            raise InputError(
+                f"The guider is {type(guider).__name__}, which belongs to another model; connect LTX-2.5 Guider here, or use "
+                "SamplerCustomAdvanced with this one."
+            )
+        if profile:
+            raise InputError("profile is not available in this version; switch it off.")
+        parts = split(latent)
+        engine = guider.handle.engine
+        if sigmas is not None:
+            schedule, levels = None, tuple(float(sigma) for sigma in sigmas)
+        else:
+            levels = sigmas_of(schedule, steps)
+        with node_run(engine, bar="sample", previews=True) as run:
+            job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch)
+            run.record.describe(**_facts(engine, job))
+            sampled = engine.sample(job, run.watch)
+            run.tell(sampled.notices)
+        out = {key: value for key, value in latent.items() if key not in CONSUMED}
+        out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
+        return io.NodeOutput(out, _report(sampled, run))
+
+
+def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:
+    """The request for the run record. Tokens, legs and forwards stand in the sample phase's own facts."""
+    clip = None if job.video is None else engine.video_shape(job.video)
+    guidance = {f"{name}_guidance": str(getattr(job, f"{name}_guidance")) for name in ("video", "audio")}
+    return {
+        "geometry": {
+            "width": clip and clip.width,
+            "height": clip and clip.height,
+            "frames": clip and clip.frames,
+            "frame_rate": job.frame_rate,
+            "batch": len(job.audio if job.video is None else job.video),
+        },
+        "settings": {"seed": job.seed, "schedule": job.schedule, "sampler": job.sampler, "eta": job.eta, "sigmas": list(job.sigmas), **guidance},
+    }
+
+
+def _report(sampled: Sampled, run: NodeRun) -> str:
+    legs = Counter("+".join(group) for group in sampled.legs)
+    ran = ", ".join(f"{count} x {group}" for group, count in legs.items())
+    return "\n".join(
+        [
+            run.record.table(),
+            "",
+            f"forwards: {sampled.forwards} ({ran})",
+            *run.notices,
+            f"record: {run.record.path or 'could not be written'}",
+        ]
+    )
