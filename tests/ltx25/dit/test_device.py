@@ -1,0 +1,156 @@
+"""The transformer at its published size on a CUDA device, random weights, bf16."""
+
+import copy
+import logging
+import time
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.config.dit import DiTConfig
+from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan
+from comfyui_ltx25.tests.support import diffusers_dit
+from comfyui_ltx25.tests.support.clips import clip_streams
+from comfyui_ltx25.tests.support.random_weights import fill_random
+from torch import nn
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+log = logging.getLogger(__name__)
+
+GRID, AUDIO, FRAME_RATE, SIGMA, BLOCK = (4, 14, 24), 26, 24.0, 0.6, 28  # 768 x 448 px, 25 frames
+ALL = (Leg.COND, Leg.UNCOND, Leg.STG, Leg.ISOLATED)
+PUBLISHED = DiTConfig(
+    layers=48,
+    heads=32,
+    head_dim=128,
+    audio_head_dim=64,
+    in_channels=128,
+    out_channels=128,
+    audio_in_channels=128,
+    audio_out_channels=128,
+    norm_eps=1e-6,
+    rope_theta=10000.0,
+    max_position=(20, 2048, 2048),
+    audio_max_position=20,
+    timestep_scale=1000.0,
+    cross_timestep_scale=1000.0,
+    ff_bias=False,
+    audio_ff_bias=True,
+    prompt_adaln=True,
+    keyframe_embedding=True,
+)
+
+
+@pytest.fixture(scope="module")
+def dit():
+    with torch.device("meta"):
+        dit = DiT(PUBLISHED)
+    started = time.perf_counter()
+    fill_random(dit, "cuda", torch.bfloat16, keep=KEEP_STORED)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - started < 30
+    return dit
+
+
+@pytest.fixture(scope="module")
+def arguments(dit):
+    """(video, audio, geometry, tables, positive, negative) of a small clip."""
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    streams = clip_streams(GRID, AUDIO, FRAME_RATE)
+    geometry = dit.prepare(*streams, torch.device("cuda"), torch.bfloat16)
+    positive, negative = (Contexts(draw(1, 1024, 4096), draw(1, 1024, 2048)) for _ in range(2))
+    return draw(1, 1344, 128), draw(1, AUDIO, 128), geometry, dit.tables(geometry, SIGMA, SIGMA), positive, negative
+
+
+def plan(legs=ALL):
+    return LegPlan(legs, frozenset({BLOCK}), frozenset({BLOCK}), True, True)
+
+
+def flat(velocities):
+    return torch.cat([getattr(v, stream).flatten() for v in velocities.values() for stream in ("video", "audio")])
+
+
+def nothing(number):
+    pass
+
+
+def test_sequential_legs_equal_separate_forwards_bit_for_bit(dit, arguments):
+    together = dit(*arguments, plan(), False, nothing)
+    for leg in ALL:
+        alone = dit(*arguments, plan((leg,)), False, nothing)
+        assert torch.equal(together[leg].video, alone[leg].video) and torch.equal(together[leg].audio, alone[leg].audio)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_forward_never_waits_for_the_device_and_can_be_captured(batched, dit, arguments):
+    eager = flat(dit(*arguments, plan(), batched, nothing)).clone()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = flat(dit(*arguments, plan(), batched, nothing))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, eager)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flat(dit(*arguments, plan(), batched, nothing))
+    captured.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, eager)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_bf16_is_as_close_to_float64_as_diffusers_in_bf16(batched, dit, arguments):
+    pytest.importorskip("diffusers")
+    with torch.device("meta"):
+        oracle = diffusers_dit.build(PUBLISHED)
+    diffusers_dit.share_weights(oracle, dit)
+    video, audio, _, _, text, negative = arguments
+    ours, exact = dit(*arguments, plan(), batched, nothing), in_float64(dit, arguments)
+    for leg in ALL:
+        context = negative if leg is Leg.UNCOND else text
+        theirs = diffusers_dit.velocities(
+            oracle, video, audio, context, SIGMA, GRID, FRAME_RATE, **diffusers_dit.leg_arguments(leg, BLOCK)
+        )
+        for stream, peer in zip(("video", "audio"), theirs, strict=True):
+            truth = getattr(exact[leg], stream)
+            mine, peers = (rms(x.double() - truth) / rms(truth) for x in (getattr(ours[leg], stream), peer))
+            log.info("batched %s, %s %s: relative rms error %.2e, diffusers %.2e", batched, leg.value, stream, mine, peers)
+            assert mine <= 2 * peers
+
+
+def rms(x):
+    return float(x.square().mean().sqrt())
+
+
+def in_float64(dit, arguments):
+    """The same weights and inputs in float64, one block widened at a time: 152 GB would not fit."""
+
+    class Widened(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.narrow = [block]  # in a list: not a submodule
+            for name, table in block.named_parameters(recurse=False):
+                self.register_parameter(name, nn.Parameter(table.double(), requires_grad=False))
+
+        def forward(self, *args):
+            return copy.deepcopy(self.narrow[0]).double()(*args)
+
+    with torch.device("meta"):
+        wide = DiT(PUBLISHED)
+    for name, child in dit.named_children():
+        if name != "transformer_blocks":
+            setattr(wide, name, copy.deepcopy(child).double())
+    for name, parameter in dit.named_parameters(recurse=False):
+        setattr(wide, name, nn.Parameter(parameter.double(), requires_grad=False))
+    wide.transformer_blocks = nn.ModuleList(Widened(block) for block in dit.transformer_blocks)
+    video, audio, _, _, *texts = arguments
+    geometry = wide.prepare(*clip_streams(GRID, AUDIO, FRAME_RATE), torch.device("cuda"), torch.float64)
+    tables = wide.tables(geometry, SIGMA, SIGMA)
+    texts = [Contexts(text.video.double(), text.audio.double()) for text in texts]
+    return wide(video.double(), audio.double(), geometry, tables, *texts, plan(), False, nothing)
