@@ -1,9 +1,30 @@
-"""Dense attention: which back end computes it, for which shape, mask and dtype."""
+"""Dense attention: which back end computes it, for which shape, mask and dtype.
+
+On CUDA the back ends that work are timed once per device, library versions and shape class, on random input of that
+class; the first of ORDER is taken unless another is more than 5 % faster. The choice is kept on disk, so that equal
+runs use equal kernels. Before it is trusted a back end is compared with the reference once; one that is wrong, absent
+or refuses the shape is skipped with one log line. LTX25_ATTENTION names one that is then used without timing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .dispatch import power_of_two
+
+log = logging.getLogger(__name__)
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -13,4 +34,170 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias:
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See `attention_reference`."""
-    return attention_reference(q, k, v, bias)
+    if q.device.type != "cuda":
+        return attention_reference(q, k, v, bias)
+    return _CHOICES.of(q, k, bias)(q, k, v, bias)
+
+
+def choices() -> dict[str, str]:
+    """Shape class -> back end, for all classes met by this process: part of what a run depends on."""
+    return dict(_CHOICES.made)
+
+
+def _with(backend: SDPBackend) -> Attend:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return attention_reference(q, k, v, bias)
+
+    return attend
+
+
+def _flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """FlashAttention 3, where the user installed it."""
+    import flash_attn_interface
+
+    if bias is not None:
+        raise NotImplementedError("no bias")
+    out = flash_attn_interface.flash_attn_func(q, k, v)
+    return out[0] if isinstance(out, tuple) else out
+
+
+BACKENDS: dict[str, Attend] = {
+    "cudnn": _with(SDPBackend.CUDNN_ATTENTION),
+    "flash3": _flash_3,
+    "flash": _with(SDPBackend.FLASH_ATTENTION),
+    "efficient": _with(SDPBackend.EFFICIENT_ATTENTION),
+    "math": _with(SDPBackend.MATH),
+}
+ORDER = tuple(BACKENDS)
+MARGIN = 0.05  # how much faster than an earlier one of ORDER a back end must be
+
+
+class Choices:
+    """What was chosen for each shape class on this machine; made on first use, outside of graph capture."""
+
+    def __init__(self, file: Path | None) -> None:
+        """`file` keeps choices between processes; None: nothing is kept."""
+        self.made: dict[str, str] = {}
+        self._file = file
+        self._by_shape: dict[tuple, Attend] = {}
+        self._skipped: set[str] = set()
+
+    def of(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Attend:
+        shape = (q.device, q.dtype, q.shape, k.shape, bias is None)
+        attend = self._by_shape.get(shape)
+        if attend is None:
+            attend = self._by_shape[shape] = BACKENDS[self._choose(q, k, bias)]
+        return attend
+
+    def _choose(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+        key = shape_class(q, k, bias)
+        if key in self.made:
+            return self.made[key]
+        forced = os.environ.get("LTX25_ATTENTION", "")
+        if forced and forced not in BACKENDS:
+            raise ValueError(f"LTX25_ATTENTION is '{forced}', wanted one of {', '.join(ORDER)}")
+        name = forced or self._kept().get(key) or ""
+        if name not in BACKENDS:
+            name = self._fastest(q, k, bias)
+            self._keep(key, name)
+        self.made[key] = name
+        return name
+
+    def _fastest(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("an attention shape is met for the first time inside a graph capture; run it once before")
+        sample = _sample(q, k, bias)
+        seconds: dict[str, float] = {}
+        for name in ORDER[:-1]:
+            if name in self._skipped:
+                continue
+            try:
+                _compare(BACKENDS[name], q, k, bias)
+                seconds[name] = _time(BACKENDS[name], *sample)
+            except Exception as error:  # every back end has its own ways to refuse
+                if not isinstance(error, torch.OutOfMemoryError):
+                    self._skip(name, q, error)
+        if not seconds:
+            return ORDER[-1]
+        best = min(seconds.values())
+        return next(name for name in ORDER if name in seconds and seconds[name] <= best * (1 + MARGIN))
+
+    def _skip(self, name: str, q: torch.Tensor, error: Exception) -> None:
+        if isinstance(error, (ImportError, ArithmeticError)):
+            self._skipped.add(name)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        level = logging.DEBUG if isinstance(error, ImportError) else logging.WARNING  # FlashAttention 3 is rarely there
+        log.log(level, "attention back end %s is skipped for %s heads of %d: %s", name, q.dtype, q.shape[-1], reason)
+
+    def _kept(self) -> dict[str, str]:
+        if self._file is None:
+            return {}
+        try:
+            kept = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+    def _keep(self, key: str, name: str) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):  # a choice that cannot be kept is made again next time
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._file.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(self._kept() | {key: name}, indent=1, sort_keys=True))
+            partial.replace(self._file)
+
+
+def shape_class(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+    """What a choice is kept under: device, versions, dtype, heads, and lengths to the next power of two."""
+    device = torch.cuda.get_device_name(q.device)
+    cudnn = torch.backends.cudnn.version()
+    rows, tokens, heads, head = q.shape
+    masked = "" if bias is None else " biased"
+    return (
+        f"{device} torch {torch.__version__} cudnn {cudnn} {str(q.dtype).removeprefix('torch.')} "
+        f"{power_of_two(rows)} x {power_of_two(tokens)} x {power_of_two(k.shape[1])} {heads} heads of {head}{masked}"
+    )
+
+
+def _sample(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Random input of the shape: what the model happens to hold does not decide."""
+    return torch.randn(q.shape, dtype=q.dtype, device=q.device), *(torch.randn(k.shape, dtype=q.dtype, device=q.device) for _ in range(2)), bias
+
+
+def _compare(attend: Attend, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raise ArithmeticError unless a slice of the shape agrees with the plain sums."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, sources = min(q.shape[1], 64), min(k.shape[1], 96)
+    parts = [torch.randn(1, n, *q.shape[2:], generator=generator).to(q.dtype) for n in (tokens, sources, sources)]
+    part_bias = None if bias is None else torch.randn(tokens, sources, generator=generator).to(q.dtype)
+    truth = attention_reference(*(part.double() for part in parts), None if part_bias is None else part_bias.double())
+    got = attend(*(part.to(q.device) for part in parts), None if part_bias is None else part_bias.to(q.device)).cpu().double()
+    allowed = 8 * torch.finfo(q.dtype).eps
+    error = float((got - truth).abs().max() / truth.abs().max())
+    if not error <= allowed:
+        raise ArithmeticError(f"its relative error is {error:.3g}, allowed {allowed:.3g}")
+
+
+def _time(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> float:
+    """Median seconds of a call."""
+    for _ in range(2):
+        attend(q, k, v, bias)
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        attend(q, k, v, bias)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def _cache_file() -> Path:
+    folder = os.environ.get("LTX25_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ltx25")
+    return Path(folder) / "attention.json"
+
+
+_CHOICES = Choices(_cache_file())

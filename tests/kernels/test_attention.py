@@ -1,0 +1,116 @@
+import json
+import logging
+
+import pytest
+import torch
+from comfyui_ltx25.kernels import attention as module
+from comfyui_ltx25.kernels.attention import Choices, attention_reference
+from comfyui_ltx25.tests.support.kernels import CUDA, random
+
+Q, K = random((1, 5, 2, 8), torch.float32, 1), random((1, 7, 2, 8), torch.float32, 2)
+
+
+def noise(q, k, v, bias):
+    return torch.randn(q.shape)
+
+
+def absent(q, k, v, bias):
+    raise ImportError("no such library")
+
+
+def refusing(q, k, v, bias):
+    raise RuntimeError("No available kernel.")
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Back ends that run on the CPU, and seconds that each is said to take."""
+    seconds = {}
+    monkeypatch.delenv("LTX25_ATTENTION", raising=False)
+    monkeypatch.setattr(module, "shape_class", lambda q, k, bias: f"{tuple(q.shape)} {tuple(k.shape)} {bias is None}")
+    monkeypatch.setattr(module, "_time", lambda attend, *_: seconds[attend])
+    monkeypatch.setattr(module.torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def install(**by_name):
+        monkeypatch.setattr(module, "BACKENDS", {name: attend for name, (attend, _) in by_name.items()})
+        monkeypatch.setattr(module, "ORDER", tuple(by_name))
+        seconds.update({attend: time for attend, time in by_name.values()})
+
+    return install
+
+
+def plain(name):
+    def attend(q, k, v, bias):
+        return attention_reference(q, k, v, bias)
+
+    attend.__name__ = name
+    return attend
+
+
+def test_n15_a_back_end_that_returns_noise_is_rejected_and_named(backends, caplog):
+    good = plain("good")
+    backends(wild=(noise, 0.1), good=(good, 1.0), math=(plain("math"), 9.0))
+    with caplog.at_level(logging.WARNING):
+        assert Choices(None).of(Q, K, None) is good
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("attention back end wild is skipped")
+
+
+def test_w5_an_absent_or_refusing_back_end_falls_back(backends, caplog):
+    good = plain("good")
+    backends(old=(absent, 0.1), narrow=(refusing, 0.1), good=(good, 1.0), math=(plain("math"), 9.0))
+    choices = Choices(None)
+    assert choices.of(Q, K, None) is good
+    assert len(caplog.messages) == 1  # what the user never installed is not worth a word
+    backends(narrow=(refusing, 0.1), math=(plain("math"), 9.0))
+    assert Choices(None).of(Q, K, None).__name__ == "math"
+
+
+def test_the_earlier_back_end_wins_unless_another_is_clearly_faster(backends):
+    first, second = plain("first"), plain("second")
+    backends(first=(first, 1.04), second=(second, 1.0), math=(plain("math"), 9.0))
+    assert Choices(None).of(Q, K, None) is first
+    backends(first=(first, 1.06), second=(second, 1.0), math=(plain("math"), 9.0))
+    assert Choices(None).of(Q, K, None) is second
+
+
+def test_a_choice_is_kept_for_the_next_process_and_a_broken_file_is_no_choice(backends, tmp_path):
+    file = tmp_path / "sub" / "attention.json"
+    first, second = plain("first"), plain("second")
+    backends(first=(first, 2.0), second=(second, 1.0), math=(plain("math"), 9.0))
+    assert Choices(file).of(Q, K, None) is second
+    assert list(json.loads(file.read_text()).values()) == ["second"]
+    backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
+    assert Choices(file).of(Q, K, None) is second
+    file.write_text("{not json")
+    assert Choices(file).of(Q, K, None) is first
+
+
+def test_the_environment_forces_one(backends, monkeypatch):
+    first, second = plain("first"), plain("second")
+    backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
+    monkeypatch.setenv("LTX25_ATTENTION", "second")
+    assert Choices(None).of(Q, K, None) is second
+    monkeypatch.setenv("LTX25_ATTENTION", "third")
+    with pytest.raises(ValueError, match="wanted one of first, second, math"):
+        Choices(None).of(Q, K, None)
+
+
+def test_nothing_is_timed_inside_a_capture(backends, monkeypatch):
+    backends(first=(plain("first"), 1.0), math=(plain("math"), 9.0))
+    monkeypatch.setattr(module.torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="run it once before"):
+        Choices(None).of(Q, K, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1344, 1344, 128), (2, 7, 1024, 128), (1, 26, 1344, 64), (3, 1, 1, 64)])
+def test_the_chosen_back_end_is_as_good_as_the_plain_sums(shape, biased):
+    rows, tokens, sources, head = shape
+    q, k, v = random((rows, tokens, 32, head), torch.bfloat16, 1), *(random((rows, sources, 32, head), torch.bfloat16, s) for s in (2, 3))
+    bias = random((tokens, sources), torch.bfloat16, 4) if biased else None
+    truth = attention_reference(q.double(), k.double(), v.double(), None if bias is None else bias.double())
+    got = module.attention(q.cuda(), k.cuda(), v.cuda(), None if bias is None else bias.cuda()).cpu().double()
+    assert (got - truth).abs().max() <= 2**-7 * truth.abs().max()
