@@ -51,7 +51,8 @@ class Run:
         if self.status == "done":
             return ""
         source = self.end if self.end.get("phase") else self.last
-        return f"{source.get('phase') or source.get('name') or '?'}: {source.get('at') or source.get('text') or ''}".strip()
+        phase, at = source.get("phase") or source.get("name") or "no phase", source.get("at") or source.get("text")
+        return f"{phase}: {at}" if at else phase
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [entry for entry in self.events if entry["event"] == event]

@@ -30,12 +30,11 @@ from typing import Any
 from .header import FORMAT, prompts_facts, started
 from .table import phase_table
 from .unfinished import lock, mark_unfinished
-from .watch import Phase, Sink
+from .watch import QUIET_UNITS, Phase, Sink
 
 log = logging.getLogger(__name__)
 
 TICK_EVERY = 0.25  # s between lines for layers and bytes; forwards and chunks are all written
-QUIET_UNITS = ("layer", "byte")
 OF_THE_TICK = ("step", "steps", "forward", "running", "legs", "kind", "seconds")  # facts of one forward, not of its phase
 
 
@@ -213,7 +212,9 @@ class RunRecord(Sink):
 
     def _create(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}_{os.getpid()}_{secrets.token_hex(3)}.jsonl"
+        now = time.time()  # names sort by age
+        stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        name = f"{stamp}_{os.getpid()}_{secrets.token_hex(3)}.jsonl"
         self._open(self._folder / name, os.O_CREAT | os.O_EXCL)
         self.path = self._folder / name
 

@@ -34,7 +34,7 @@ def phase_table(rows: Sequence[Mapping[str, Any]], wall: float | None) -> str:
         rest = max(0.0, wall - sum(row["wall"] for row in top))
         cells.append(("(between phases)", seconds_text(rest), f"{100 * rest / wall:.1f} %", *[""] * 7))
         cells.append(("run", seconds_text(wall), "100 %", *[""] * 7))
-    return _aligned(cells)
+    return aligned(cells, left=(0, 5))
 
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
@@ -65,11 +65,15 @@ def _moved(n: int | None, wall: float) -> str:
     return "-" if n is None else f"{bytes_text(n)}" + (f" at {rate_text(n / wall)}" if n > 1 << 20 and wall > 0 else "")
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> str:
-    used = [column for column in range(len(HEAD)) if any(row[column] not in ("", "-") for row in cells[1:])]
-    widths = {column: max(len(row[column]) for row in cells) for column in used}
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+    """Rows of equal length, the first being the head, in columns; columns in `left` are flush left, the others right.
+
+    Columns that say nothing ("-" or blank in every row below the head) are left out.
+    """
+    used = [column for column in range(len(rows[0])) if any(row[column] not in ("", "-") for row in rows[1:])]
+    widths = {column: max(len(row[column]) for row in rows) for column in used}
     lines = []
-    for row in cells:
-        parts = [row[c].ljust(widths[c]) if c in (0, 5) else row[c].rjust(widths[c]) for c in used]
+    for row in rows:
+        parts = [row[c].ljust(widths[c]) if c in left else row[c].rjust(widths[c]) for c in used]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)

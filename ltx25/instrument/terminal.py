@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from .units import bytes_text, rate_text, seconds_text
-from .watch import Phase, Sink
+from .watch import QUIET_UNITS, Phase, Sink
 
 TICK_EVERY = 0.5  # s between lines of quick units (layers, bytes); forwards and chunks all get theirs
 
@@ -26,7 +26,7 @@ class TextSink(Sink):
         self._say(phase, f"begins{total}")
 
     def ticked(self, phase: Phase) -> None:
-        quick = phase.unit in ("layer", "byte", "")
+        quick = phase.unit in QUIET_UNITS or not phase.unit
         now = time.monotonic()
         if quick and now - self._shown.get(id(phase), 0.0) < TICK_EVERY:
             return

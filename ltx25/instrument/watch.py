@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
+QUIET_UNITS = ("layer", "block", "frame", "byte")  # many and quick: sinks may show some of their ticks only
 SILENCE = 0.9  # s without an event before the heartbeat speaks: promised is 1 s
 
 

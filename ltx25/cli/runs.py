@@ -1,0 +1,219 @@
+"""`ltx25 runs show | plot | compare | fit`: look at run records, and learn from them what this device costs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ..errors import FileError, InputError
+from ..instrument.compare import Change, compare
+from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, phase_rates
+from ..instrument.history import Run, find_run, read_runs
+from ..instrument.law import Law
+from ..instrument.plot import plot_run
+from ..instrument.table import aligned, phase_table
+from ..instrument.units import bytes_text, rate_text, seconds_text
+
+DEFAULT_RUNS = "ltx25_runs"
+
+
+def runs_folder(argument: str | None) -> Path:
+    """Where records are: --runs, else LTX25_RUNS, else ltx25_runs in the current folder."""
+    return Path(argument or os.environ.get("LTX25_RUNS") or DEFAULT_RUNS)
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Register `runs`; the parsed arguments carry the function to call as `run`."""
+    parser = subparsers.add_parser("runs", help="show, plot and compare run records, and fit the cost law of this device")
+    parser.add_argument("--runs", metavar="DIR", help=f"folder of the records (default: LTX25_RUNS, else {DEFAULT_RUNS})")
+    commands = parser.add_subparsers(dest="runs_command", required=True, metavar="{show,plot,compare,fit}")
+    which = "file, part of a name, 'last' or 'last-1'"
+    show = commands.add_parser("show", help="list all records, or one record's phase table")
+    show.add_argument("record", nargs="?", help=which)
+    show.set_defaults(run=_show)
+    plot = commands.add_parser("plot", help="draw one record's timeline as a PNG")
+    plot.add_argument("record", nargs="?", default="last", help=which)
+    plot.add_argument("-o", "--output", metavar="PNG", help="default: the record's name with .png, beside it")
+    plot.set_defaults(run=_plot)
+    pair = commands.add_parser("compare", help="which phase changed between two records, by how much, beyond the spread")
+    pair.add_argument("a", help=which)
+    pair.add_argument("b", help=which)
+    pair.set_defaults(run=_compare)
+    fit = commands.add_parser("fit", help="fit seconds per forward from tokens, and the fixed costs beside it")
+    fit.add_argument("--device", help="only records of devices whose name contains this")
+    fit.set_defaults(run=_fit)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    folder = runs_folder(arguments.runs)
+    if arguments.record:
+        print(record_text(find_run(folder, arguments.record)))
+        return 0
+    runs = _read(folder)
+    rows = [("record", "started", "status", "clip", "steps", "wall", "stopped in")]
+    for run in runs:
+        rows.append((run.path.stem, str(run.header.get("started", "-"))[:19], run.status, _clip(run), _steps(run), seconds_text(run.wall), run.where))
+    print(aligned(rows, left=(0, 1, 2, 3, 4, 6)))
+    return 0
+
+
+def record_text(run: Run) -> str:
+    """Everything one record tells, as plain text."""
+    header = run.header
+    lines = [
+        f"{run.name}: {run.status}" + (f" in {run.where}" if run.where else ""),
+        f"{header.get('device', '-')}, torch {header.get('torch', '-')}, triton {header.get('triton') or '-'}, driver {header.get('driver') or '-'}, "
+        f"pack {header.get('pack') or '-'} at {(header.get('revision') or '-')[:12]}",
+        *(f"{slot}: {file.get('name')} ({bytes_text(file.get('bytes'))}, header {str(file.get('header'))[:12]})" for slot, file in (header.get("files") or {}).items()),
+        f"{_clip(run)}, {_steps(run)}",
+        "",
+        phase_table(run.phases, run.wall),
+    ]
+    accounted = run.end.get("accounted")
+    if accounted is not None:
+        lines.append(f"phases account for {100 * accounted:.2f} % of the wall time")
+    lines += _forward_lines(run) + [profile_text(event) for event in run.of("profile")]
+    if run.end.get("error"):
+        lines.append(f"error: {run.end['error']}")
+    if run.skipped:
+        lines.append(f"{run.skipped} damaged line{'s' if run.skipped > 1 else ''} skipped")
+    return "\n".join(lines)
+
+
+def profile_text(event: dict) -> str:
+    """One traced step, and with it the verdict on CUDA graphs: how much of the wall the device was busy."""
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in (event.get("shares") or {}).items())
+    graphs = {True: "graphs on", False: "graphs off"}.get(event.get("graphs"), "graphs not said")
+    busy = event.get("device_busy")
+    return f"profile ({graphs}): device busy {seconds_text(busy)} of {seconds_text(event.get('wall'))}; {shares}"
+
+
+def _forward_lines(run: Run) -> list[str]:
+    lines = []
+    for row in run.phases:
+        error = (row.get("facts") or {}).get("estimate")
+        if error:
+            first, half = error["first"], error["half"]
+            lines.append(
+                f"estimate of the time left: {100 * first['error']:+.0f} % when first shown (step 2), {100 * half['error']:+.0f} % at half time"
+            )
+    return lines
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    run = find_run(runs_folder(arguments.runs), arguments.record)
+    target = Path(arguments.output) if arguments.output else run.path.with_suffix(".png")
+    plot_run(run).save(target)
+    print(target)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    folder = runs_folder(arguments.runs)
+    a, b = find_run(folder, arguments.a), find_run(folder, arguments.b)
+    changes = compare(a, b, read_runs(folder)[0])
+    print(f"A {a.name}: {_clip(a)}, {_steps(a)}, {a.header.get('device')}")
+    print(f"B {b.name}: {_clip(b)}, {_steps(b)}, {b.header.get('device')}")
+    for name in ("device", "torch", "triton", "driver", "pack", "revision", "geometry", "options"):
+        if a.header.get(name) != b.header.get(name):
+            print(f"differs: {name} {a.header.get(name)} -> {b.header.get(name)}")
+    rows = [("", "A", "B", "change", "spread", "verdict"), *(_change(change) for change in changes)]
+    rows.append(_change(Change("run", a.wall, b.wall, None)))
+    print(aligned(rows, left=(0, 5)))
+    return 0
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    relative = "-" if change.relative is None else f"{100 * change.relative:+.1f} %"
+    spread = "-" if change.spread is None else f"{100 * change.spread:.1f} %"
+    return (change.name, seconds_text(change.before), seconds_text(change.after), relative, spread, change.verdict)
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    """Exit status 1 when no series has a law: scripts can tell."""
+    runs = [run for run in _read(runs_folder(arguments.runs)) if (arguments.device or "") in str(run.header.get("device"))]
+    series = measured_series(runs)
+    if not series:
+        raise InputError("no record here has timed forwards; render something with this version first.")
+    found = False
+    for key, measured in series.items():
+        law = law_of(measured)
+        found = found or isinstance(law, Law)
+        print("\n".join([str(key), *law_lines(law, measured), ""]))
+    for device in sorted({key.device for key in series}):
+        print("\n".join(_fixed_lines(device, phase_rates(runs, device), series)))
+    return 0 if found else 1
+
+
+def law_lines(law: Law | str, measured: Measured) -> list[str]:
+    """A law as text: formula, residuals per geometry, what to expect of others, and the range it may be trusted in."""
+    if isinstance(law, str):
+        return [f"  no law: {law}"]
+    lines = [
+        f"  seconds per group = {law.constant:.4f} + {1e3 * law.linear:.4f} ms/TFLOP x matrix products + {1e3 * law.attention:.4f} ms/TFLOP x attention",
+        f"  power law beside it = {law.scale:.3g} x tokens^{law.power:.3f}",
+    ]
+    rows = [("  tokens", "TFLOP", "measured", "spread", "groups", "law", "left out", "power", "left out")]
+    for point, *errors in zip(law.points, law.residuals, law.left_out, law.power_residuals, law.power_left_out, strict=True):
+        rows.append(
+            (
+                f"  {point.video}+{point.audio}",
+                f"{point.linear + point.attention:.4g}",
+                seconds_text(point.seconds),
+                f"{100 * point.spread:.1f} %",
+                f"{point.groups} in {point.runs} run{'s' if point.runs > 1 else ''}",
+                *(f"{100 * error:+.1f} %" for error in errors),
+            )
+        )
+    lines += aligned(rows, left=(0,)).splitlines()
+    fewest, most = law.tokens
+    lines.append(f"  a geometry not seen: within {100 * law.error:.0f} % (cross-validated), from {fewest} to {most} tokens; outside it is an extrapolation")
+    if measured.warm_up is not None:
+        lines.append(f"  fixed per run: the first group takes {seconds_text(measured.warm_up)} longer (allocation, kernel choice, capture)")
+    return lines
+
+
+def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measured]) -> list[str]:
+    rows = [("  phase", "fixed", "variable", "from")]
+    for name, rate in sorted(rates.items()):
+        fixed = seconds_text(rate.fixed) if rate.sizes > 1 else "not told apart"
+        note = "" if rate.sizes >= 3 or rate.unit == "run" else ", fewer than three sizes: not a law"
+        if rate.unit == "run":
+            fixed, variable = seconds_text(rate.per_unit), "-"
+        elif rate.unit == "byte":
+            variable = rate_text(1 / rate.per_unit) if rate.per_unit else "-"
+        elif rate.unit == "pixel":
+            variable = f"{seconds_text(1e6 * rate.per_unit)} per megapixel"
+        else:
+            variable = f"{seconds_text(rate.per_unit)} per {rate.unit}"
+        rows.append((f"  {name}", fixed, variable, f"{rate.samples} phase{'s' if rate.samples > 1 else ''}, {rate.sizes} size{'s' if rate.sizes > 1 else ''}{note}"))
+    return [f"around the forwards on {device}:", *aligned(rows, left=(0, 3)).splitlines()]
+
+
+def _read(folder: Path) -> list[Run]:
+    if not folder.is_dir():
+        raise FileError(f"{folder} does not exist; renders write their records there, or name another folder with --runs.")
+    runs, skipped = read_runs(folder)
+    for line in skipped:
+        print(line, file=sys.stderr)
+    return runs
+
+
+def _clip(run: Run) -> str:
+    clip = run.header.get("geometry") or {}
+    if not clip.get("width"):
+        return "no clip size" if not clip.get("frame_rate") else "sound only"
+    batch = f" x {clip['batch']}" if (clip.get("batch") or 1) > 1 else ""
+    return f"{clip['width']}x{clip['height']}, {clip['frames']} frames at {clip['frame_rate']:g}/s{batch}"
+
+
+def _steps(run: Run) -> str:
+    legs = _sample_facts(run).get("legs") or run.header.get("legs") or []
+    steps = _sample_facts(run).get("steps") or run.header.get("steps")
+    return f"{steps} steps of {'+'.join(legs)}" if steps and legs else "no steps"
+
+
+def _sample_facts(run: Run) -> dict:
+    return next((event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample"), {})

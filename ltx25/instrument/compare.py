@@ -1,0 +1,111 @@
+"""Two records side by side: which phase changed, by how much, and whether that is more than runs differ anyway."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .history import Run
+
+SAME = ("device", "geometry", "steps", "legs", "options", "settings")  # header facts of runs that should take equally long
+
+
+@dataclass(frozen=True)
+class Change:
+    """One phase in both runs; s, None where a run has no such phase. `spread`: how much equal runs differ, relative; None:
+    nobody knows (one run each)."""
+
+    name: str
+    before: float | None
+    after: float | None
+    spread: float | None
+
+    @property
+    def relative(self) -> float | None:
+        return self.after / self.before - 1 if self.before and self.after is not None else None
+
+    @property
+    def verdict(self) -> str:
+        """slower / faster / same / only in one run / changed (spread unknown)."""
+        if self.before is None or self.after is None:
+            return "only in B" if self.before is None else "only in A"
+        change = self.relative
+        if change is None:
+            return "same"
+        if self.spread is None:
+            return "spread unknown"
+        return "same" if abs(change) <= self.spread else "slower" if change > 0 else "faster"
+
+
+def compare(a: Run, b: Run, others: Iterable[Run] = ()) -> list[Change]:
+    """Top-level phases by name (summed), then one group of forwards per kind ("forward cond+uncond": the median).
+
+    The spread of a phase comes from `others` that ran the same request on the same device as A or B; the spread of a
+    group also from its own quartiles. Order: as in A, then what only B has.
+    """
+    others = [run for run in others if run.path not in (a.path, b.path)]  # what differs is in question: no measure of itself
+    siblings = [[run, *_like(run, others)] for run in (a, b)]
+    forwards, within = [], []
+    for name in _names(a, b, _groups):
+        before, after = _groups(a).get(name), _groups(b).get(name)
+        spreads = [_quartiles(samples) for samples in (before, after) if samples]
+        within += spreads
+        spreads += [_range([statistics.median(_groups(run)[name]) for run in group if name in _groups(run)]) for group in siblings]
+        forwards.append(Change(name, _median(before), _median(after), _widest(spreads)))
+    phases = []
+    for name in _names(a, b, phase_seconds):
+        spreads = [_range([phase_seconds(run).get(name) for run in group]) for group in siblings]
+        spreads += within if name == "sample" else []
+        phases.append(Change(name, phase_seconds(a).get(name), phase_seconds(b).get(name), _widest(spreads)))
+    return phases + forwards
+
+
+def phase_seconds(run: Run) -> dict[str, float]:
+    """Wall seconds per top-level phase name."""
+    seconds: dict[str, float] = {}
+    for row in run.phases:
+        if row["parent"] is None:
+            seconds[row["name"]] = seconds.get(row["name"], 0.0) + row["wall"]
+    return seconds
+
+
+def _groups(run: Run) -> dict[str, list[float]]:
+    """Seconds of the groups of each kind, the first of a kind left out where there are more."""
+    groups: dict[str, list[float]] = {}
+    for forward in run.forwards:
+        kind = f" ({forward['kind']})" if forward.get("kind") else ""
+        groups.setdefault(f"forward {forward.get('legs')}{kind}", []).append(forward["seconds"])
+    return {name: seconds[1:] or seconds for name, seconds in groups.items()}
+
+
+def _names(a: Run, b: Run, of) -> list[str]:
+    return list(dict.fromkeys([*of(a), *of(b)]))
+
+
+def _like(run: Run, others: Iterable[Run]) -> list[Run]:
+    def request(run: Run) -> list:
+        settings = {k: v for k, v in (run.header.get("settings") or {}).items() if k != "seed"}
+        return [settings if name == "settings" else run.header.get(name) for name in SAME]
+
+    return [other for other in others if other.status == "done" and request(other) == request(run)]
+
+
+def _range(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value]
+    return (max(known) - min(known)) / statistics.median(known) if len(known) > 1 else None
+
+
+def _quartiles(samples: Sequence[float]) -> float | None:
+    if len(samples) < 4:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / middle
+
+
+def _widest(spreads: Sequence[float | None]) -> float | None:
+    return max((spread for spread in spreads if spread is not None), default=None)
+
+
+def _median(samples: Sequence[float] | None) -> float | None:
+    return statistics.median(samples) if samples else None

@@ -1,0 +1,175 @@
+"""What runs of one device cost, taken from their records: fixed parts and the law of the forwards, apart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InputError
+from .history import Run
+from .law import Law, fit_law, pooled
+
+
+@dataclass(frozen=True)
+class Series:
+    """Groups that one law can describe: equal in everything but the geometry."""
+
+    device: str
+    model: str
+    legs: str
+    kind: str
+    text: int
+    batch: int
+    how: tuple[tuple[str, Any], ...]  # precision, residency, batched, graphs
+
+    def __str__(self) -> str:
+        how = ", ".join(f"{name} {value}" for name, value in self.how if value is not None)
+        kind = f" ({self.kind})" if self.kind else ""
+        return f"{self.legs}{kind} on {self.device} - {self.model}, {self.text} text tokens, batch {self.batch}" + (f", {how}" if how else "")
+
+
+@dataclass
+class Measured:
+    """One series: (video, audio) tokens -> seconds per group, one list per run, the first group of each run apart."""
+
+    seconds: dict[tuple[int, int], list[list[float]]] = field(default_factory=dict)
+    first: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    terms: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)  # TFLOP linear, attention
+
+    def law(self) -> Law:
+        """Raises InputError for fewer than three geometries."""
+        return fit_law(pooled(self.seconds, lambda video, audio: self.terms[video, audio]))
+
+    @property
+    def warm_up(self) -> float | None:
+        """Median s that the first group of a run takes more than its others: allocation, kernel choice, capture."""
+        extra = [
+            first - statistics.median(group for run in self.seconds[tokens] for group in run)
+            for tokens, firsts in self.first.items()
+            for first in firsts
+            if any(self.seconds.get(tokens, ()))
+        ]
+        return max(0.0, statistics.median(extra)) if extra else None
+
+
+HOW = ("precision", "residency", "batched", "graphs", "kernels")
+
+
+def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
+    """Every series the runs hold. Killed and cancelled runs count with the groups they completed."""
+    found: dict[Series, Measured] = {}
+    for run in runs:
+        facts = {event.get("id"): event.get("facts") or {} for event in run.of("phase") if event.get("state") == "open"}
+        seen: set[tuple[Any, Series]] = set()
+        lists: dict[tuple[Any, Series], list[float]] = {}
+        for forward in run.forwards:
+            told = facts.get(forward.get("id"), {})
+            work = next((w for w in told.get("work", ()) if (w["legs"], w["kind"]) == (forward.get("legs"), forward.get("kind"))), None)
+            if work is None or not forward.get("seconds"):
+                continue
+            series = Series(
+                str(run.header.get("device")),
+                str(told.get("model")),
+                work["legs"],
+                work["kind"],
+                int(told.get("text", 0)),
+                int(told.get("batch", 1)),
+                tuple((name, told.get(name)) for name in HOW if name in told),
+            )
+            streams = told.get("tokens") or {}
+            tokens = (int(streams.get("video", 0)), int(streams.get("audio", 0)))
+            measured = found.setdefault(series, Measured())
+            measured.terms[tokens] = (work["linear"], work["attention"])
+            key = (forward.get("id"), series)
+            if key not in seen:
+                seen.add(key)
+                lists[key] = []
+                measured.first.setdefault(tokens, []).append(forward["seconds"])
+                measured.seconds.setdefault(tokens, []).append(lists[key])
+            else:
+                lists[key].append(forward["seconds"])
+    for measured in found.values():  # a run of a single group has no second one: its first is all there is
+        for tokens, firsts in measured.first.items():
+            if not any(measured.seconds[tokens]):
+                measured.seconds[tokens] = [[first] for first in firsts]
+    return found
+
+
+@dataclass(frozen=True)
+class Rate:
+    """s = fixed + per_unit * units; `unit` says of what. `samples` phases, `sizes` different sizes among them."""
+
+    fixed: float
+    per_unit: float
+    unit: str
+    samples: int
+    sizes: int
+
+    def seconds(self, units: float) -> float:
+        return self.fixed + self.per_unit * units
+
+
+def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
+    """Fixed and per-unit cost of the phases around the forwards, by phase name, from finished phases on `device`.
+
+    Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for decode.video and mux, s of
+    sound for decode.audio, a prompt for the rest. Phases seen at one size only have no fixed part to tell apart.
+    """
+    samples: dict[str, list[tuple[float, float]]] = {}
+    units: dict[str, str] = {}
+    for run in runs:
+        if run.header.get("device") != device:
+            continue
+        for row in run.phases:
+            if row["error"] or row["name"] == "sample":
+                continue
+            unit, size = phase_units(row, run.header)
+            if size:
+                units[row["name"]] = unit
+                samples.setdefault(row["name"], []).append((size, row["wall"]))
+    return {name: _rate(pairs, units[name]) for name, pairs in samples.items()}
+
+
+def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float]:
+    """What a phase's time grows with, and how much of it there was (0: not known)."""
+    name, facts, clip = row["name"], row.get("facts") or {}, header.get("geometry") or {}
+    pixels = (clip.get("width") or 0) * (clip.get("height") or 0) * (clip.get("frames") or 0) * (clip.get("batch") or 1)
+    if name.startswith("load."):
+        return "byte", row["done"]
+    if name in ("text.tower", "text.project"):
+        return "token", facts.get("tokens", 0)
+    if name in ("decode.video", "mux"):
+        return "pixel", pixels
+    if name == "decode.audio":
+        return "s of sound", clip["frames"] / clip["frame_rate"] * (clip.get("batch") or 1) if pixels and clip.get("frame_rate") else 0
+    return "run", 1
+
+
+def _rate(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
+    """Least squares of relative residuals with neither part negative."""
+    sizes = len({size for size, _ in pairs})
+    if sizes == 1:
+        return Rate(0.0, statistics.median(seconds / size for size, seconds in pairs), unit, len(pairs), 1)
+    weights = [1 / max(seconds, 1e-9) for _, seconds in pairs]
+    a = sum(w * w for w in weights)
+    b = sum(w * w * size for w, (size, _) in zip(weights, pairs, strict=True))
+    c = sum((w * size) ** 2 for w, (size, _) in zip(weights, pairs, strict=True))
+    p = sum(w for w in weights)
+    q = sum(w * size for w, (size, _) in zip(weights, pairs, strict=True))
+    determinant = a * c - b * b
+    fixed, slope = (p * c - q * b) / determinant, (a * q - b * p) / determinant
+    if fixed < 0:
+        fixed, slope = 0.0, q / c
+    elif slope < 0:
+        fixed, slope = p / a, 0.0
+    return Rate(fixed, slope, unit, len(pairs), sizes)
+
+
+def law_of(series: Measured) -> Law | str:
+    """The law, or the sentence that says why there is none."""
+    try:
+        return series.law()
+    except InputError as error:
+        return str(error)

@@ -1,0 +1,43 @@
+"""What a sample phase is about to do, as facts in its record: the law is fitted to these and to the seconds beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..config.dit import DiTConfig
+from ..dit.modality import LegPlan
+from .flops import group_flops
+
+TERA = 1e12
+
+
+def sample_work(
+    config: DiTConfig, plans: Sequence[LegPlan | None], tokens: Mapping[str, int], text: int, batch: int, **how: Any
+) -> dict[str, Any]:
+    """`plans` of a denoise's model calls in order (None: no call); `tokens` by stream; `how`: precision, residency,
+    batched, graphs, whatever else changes a forward's time but not its arithmetic.
+
+    "work" has one entry per kind of group: legs, kind, how many, TFLOP in matrix products and in attention of one.
+    """
+    video, audio = tokens.get("video", 0), tokens.get("audio", 0)
+    work = []
+    for plan, count in Counter(plan for plan in plans if plan is not None).items():
+        flops = group_flops(config, plan, video, audio, text) * batch
+        work.append(
+            {
+                "legs": "+".join(leg.value for leg in plan.legs),
+                "kind": group_kind(plan),
+                "groups": count,
+                "linear": flops.linear / TERA,
+                "attention": flops.attention / TERA,
+            }
+        )
+    model = f"{config.layers} blocks of {config.width}/{config.audio_width}"
+    return {"model": model, "text": text, "batch": batch, "work": work, **how}
+
+
+def group_kind(plan: LegPlan) -> str:
+    """What besides its legs changes a group's cost: a stream that skips the step."""
+    return "" if plan.video and plan.audio else "video only" if plan.video else "audio only"

@@ -1,0 +1,162 @@
+import argparse
+import json
+
+import numpy as np
+import pytest
+from comfyui_ltx25.ltx25.cli.runs import add_parser
+from comfyui_ltx25.ltx25.errors import FileError, InputError
+from comfyui_ltx25.ltx25.instrument.compare import compare
+from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series
+from comfyui_ltx25.ltx25.instrument.history import find_run, read_run
+from comfyui_ltx25.ltx25.instrument.plot import plot_run
+from comfyui_ltx25.tests.support.records import Clock, render
+from PIL import Image
+
+
+@pytest.fixture
+def ltx25(tmp_path, capsys):
+    """Run `ltx25 runs ...` on the folder `tmp_path / "runs"`: (exit status, printed)."""
+
+    def command(*arguments):
+        parser = argparse.ArgumentParser()
+        add_parser(parser.add_subparsers())
+        folder = [] if arguments[0] == "--runs" else ["--runs", str(tmp_path / "runs")]
+        parsed = parser.parse_args(["runs", *folder, *arguments])
+        capsys.readouterr()
+        status = parsed.run(parsed)
+        return status, capsys.readouterr().out
+
+    return command
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    folder, clock = tmp_path / "runs", Clock(monkeypatch)
+    made = [render(folder, clock, *size, noise=0.01, seed=n) for n, size in enumerate(((768, 448, 25), (1024, 576, 49), (1024, 576, 97)))]
+    with pytest.raises(RuntimeError):
+        render(folder, clock, 768, 448, 25, stop=2)
+    return made
+
+
+def test_show_lists_every_record_with_status_clip_and_where_it_stopped(ltx25, records, tmp_path):
+    (tmp_path / "runs" / "notes.jsonl").write_text("hello\n")
+    status, text = ltx25("show")
+    rows = text.splitlines()
+    assert status == 0 and len(rows) == 5
+    assert "1024x576, 97 frames at 24/s" in rows[3] and "6 steps of cond+uncond+stg+mod" in rows[3]
+    assert "failed" in rows[4] and "sample: step 3/6 - forward 9-12/24" in rows[4]
+
+
+def test_show_of_one_record_is_its_phase_table(ltx25, records):
+    _, text = ltx25("show", records[2].path.stem)
+    lines = text.splitlines()
+    assert "Toy card" in text and "phases account for 100.00 % of the wall time" in text
+    assert [line.split()[0] for line in lines if line.startswith(("load", "text", "sample", "decode"))] == [
+        "load.read", "text.tower", "sample", "decode.video", "decode.audio",
+    ]  # fmt: skip
+    assert "10.7 GB/s" in text and "24 forwards" in text
+    assert "estimate of the time left: " in text
+
+
+def test_show_of_a_failed_record_names_the_error(ltx25, records):
+    _, text = ltx25("show", "last")
+    assert "RuntimeError: device gone" in text and "(stopped)" in text
+
+
+def test_fit_prints_law_residuals_range_and_fixed_costs(ltx25, records):
+    status, text = ltx25("fit")
+    assert status == 0
+    assert "ms/TFLOP x matrix products" in text and "x tokens^" in text
+    assert "left out" in text and "from 1370 to 7589 tokens; outside it is an extrapolation" in text
+    assert "the first group takes 2.0" in text
+    assert "10.7 GB/s" in text and "per megapixel" in text and "not a law" in text
+
+
+def test_fit_refuses_to_call_two_geometries_a_law(ltx25, records):
+    records[2].path.unlink()
+    status, text = ltx25("fit")
+    assert status == 1
+    assert "no law: 2 geometries" in text and "three different ones" in text
+
+
+def test_fit_without_timed_forwards_is_one_sentence(ltx25, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(InputError, match="render something"):
+        ltx25("fit")
+
+
+def test_missing_folder_and_names_are_told_with_the_way_out(ltx25, records, tmp_path):
+    with pytest.raises(FileError, match="ltx25 runs show"):
+        ltx25("show", "nothing-like-it")
+    with pytest.raises(FileError, match="write more of the name"):
+        ltx25("show", "_")
+    with pytest.raises(FileError, match="--runs"):
+        ltx25("--runs", str(tmp_path / "elsewhere"), "show")
+
+
+def test_last_counts_back_by_age(records, tmp_path):
+    assert find_run(tmp_path / "runs", "last-1").path == records[2].path
+    assert find_run(tmp_path / "runs", "last").status == "failed"
+
+
+def test_compare_finds_the_phase_that_changed_beyond_the_spread(ltx25, tmp_path, monkeypatch):
+    folder, clock = tmp_path / "runs", Clock(monkeypatch)
+    a = render(folder, clock, 768, 448, 25, noise=0.02, seed=1)
+    render(folder, clock, 768, 448, 25, noise=0.02, seed=2)
+    b = render(folder, clock, 768, 448, 25, noise=0.02, slower=1.3, seed=3)
+    status, text = ltx25("compare", a.path.name, b.path.name)
+    verdicts = {line.split("  ")[0].strip(): line for line in text.splitlines()}
+    assert status == 0
+    assert verdicts["sample"].endswith("slower") and "+" in verdicts["sample"]
+    assert verdicts["forward cond+uncond+stg+mod"].endswith("slower") and 25 < change_of(verdicts["forward cond+uncond+stg+mod"]) < 35
+    assert verdicts["decode.video"].endswith("same")
+
+
+def change_of(line):
+    """The change in percent out of a printed row."""
+    return float(next(part for part in line.split() if part.startswith(("+", "-")) and len(part) > 1))
+
+
+def test_compare_does_not_call_noise_a_change(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    a, b, c = (read_run(render(tmp_path, clock, 768, 448, 25, noise=0.1, seed=seed, steps=12).path) for seed in (1, 2, 3))
+    change = next(change for change in compare(a, b, [a, b, c]) if change.name.startswith("forward"))
+    assert change.verdict == "same" and change.spread > 0.01
+
+
+def test_compare_says_when_it_knows_no_spread(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    a, b = (read_run(render(tmp_path, clock, 768, 448, 25, seed=seed).path) for seed in (1, 2))
+    assert {change.name: change.verdict for change in compare(a, b)}["load.read"] == "spread unknown"
+
+
+def test_h5_second_pass_runs_at_the_speed_its_tokens_predict(tmp_path, monkeypatch):
+    """A pass that got slower for another reason than its size stands out against the law of the others."""
+    clock = Clock(monkeypatch)
+    runs = [read_run(render(tmp_path, clock, *size).path) for size in ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))]
+    law = law_of(next(iter(measured_series(runs).values())))
+    good, slow = (read_run(render(tmp_path, clock, 1280, 704, 49, slower=slower).path) for slower in (1.0, 15.0))
+    for run, factor in ((good, 1.0), (slow, 15.0)):
+        (measured,) = measured_series([run]).values()
+        (tokens,) = measured.seconds
+        expected = law.seconds(*measured.terms[tokens])
+        assert measured.seconds[tokens][0][0] / expected == pytest.approx(factor, rel=0.1)
+
+
+def test_plot_is_a_readable_picture_of_1280_px(ltx25, records, tmp_path):
+    target = tmp_path / "picture.png"
+    status, text = ltx25("plot", records[2].path.stem, "-o", str(target))
+    assert status == 0 and text.strip() == str(target)
+    image = Image.open(target)
+    assert image.width == 1280 and image.height > 300 and image.mode == "RGB"
+    pixels = np.asarray(image).reshape(-1, 3)
+    for colour in ((222, 148, 60), (126, 140, 158), (112, 96, 176), (178, 62, 38)):  # sample, load, decode, device memory
+        assert (pixels == colour).all(1).sum() > 50
+
+
+def test_plot_of_a_failed_or_empty_run_is_a_picture_too(records, tmp_path):
+    failed = plot_run(find_run(tmp_path / "runs", "last"))
+    assert (np.asarray(failed).reshape(-1, 3) == (196, 40, 40)).all(1).sum() > 50  # says that it stopped
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text(json.dumps({"event": "run", "format": 1, "t": 0.0}) + "\n")
+    assert plot_run(read_run(bare)).width == 1280

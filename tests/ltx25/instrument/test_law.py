@@ -1,0 +1,109 @@
+import pytest
+from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, phase_rates
+from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
+from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.law import Point, fit_law
+from comfyui_ltx25.tests.support.records import GUIDED, PUBLISHED, Clock, law_seconds, render
+
+SIZES = ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))
+
+
+def point(video, audio, seconds):
+    flops = group_flops(PUBLISHED, ONE_LEG, video, audio, 1024)
+    return Point(video, audio, flops.linear / 1e12, flops.attention / 1e12, seconds, 10, 1, 0.01)
+
+
+def truth(video, audio, constant=0.02, linear=1.5e-3, attention=1.8e-3):
+    p = point(video, audio, 1.0)
+    return point(video, audio, constant + linear * p.linear + attention * p.attention)
+
+
+def test_three_geometries_predict_a_fourth_between_them():
+    law = fit_law([truth(1344, 26), truth(4032, 51), truth(7488, 101)])
+    fourth = truth(6144, 126)
+    assert law.seconds(fourth.linear, fourth.attention) == pytest.approx(fourth.seconds, rel=0.02)
+    assert not law.is_extrapolation(fourth.tokens)
+
+
+def test_a_geometry_beyond_those_seen_is_marked_as_extrapolation():
+    law = fit_law([truth(1344, 26), truth(4032, 51), truth(7488, 101)])
+    beyond = truth(14080, 126)
+    assert law.is_extrapolation(beyond.tokens)
+    assert law.seconds(beyond.linear, beyond.attention) == pytest.approx(beyond.seconds, rel=0.05)
+    assert law.tokens == (1370, 7589)
+
+
+def test_many_geometries_give_the_rates_themselves():
+    points = [truth(n, n // 60, 0.03, 1.4e-3, 2.4e-3) for n in (336, 1344, 2304, 4032, 7488, 14080, 30000)]
+    law = fit_law(points)
+    assert law.constant == pytest.approx(0.03, rel=0.1)
+    assert law.linear == pytest.approx(1.4e-3, rel=0.1)
+    assert law.attention == pytest.approx(2.4e-3, rel=0.1)
+    assert max(map(abs, law.residuals)) < 0.015 and law.error < 0.05
+
+
+def test_no_coefficient_is_negative():
+    law = fit_law([point(1344, 26, 0.35), point(4032, 51, 0.31), point(7488, 101, 0.6)])  # launch-bound: smaller is no faster
+    assert min(law.constant, law.linear, law.attention) >= 0
+    assert law.error > 0.2  # and the cross-validation says what that is worth
+
+
+@pytest.mark.parametrize("points", [[], [(1344, 26)], [(1344, 26), (4032, 51)], [(1344, 26), (1344, 26), (4032, 51)]])
+def test_fewer_than_three_geometries_are_refused(points):
+    with pytest.raises(InputError, match="three different ones"):
+        fit_law([truth(*tokens) for tokens in points])
+
+
+def test_power_law_stands_beside_the_physical_one():
+    law = fit_law([point(n, 0, 1e-4 * n**1.2) for n in (1000, 2000, 4000, 8000)])
+    assert law.power == pytest.approx(1.2, abs=1e-6) and law.scale == pytest.approx(1e-4)
+    assert max(map(abs, law.power_left_out)) < 1e-9
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    for n, size in enumerate(SIZES):
+        render(tmp_path, clock, *size, noise=0.02, seed=n)
+    with pytest.raises(RuntimeError):
+        render(tmp_path, clock, 1024, 576, 97, stop=4)
+    return read_runs(tmp_path)[0]
+
+
+def test_records_give_points_with_warm_up_apart(runs):
+    (series, measured), = measured_series(runs).items()
+    assert series.legs == "cond+uncond+stg+mod" and series.device == "Toy card"
+    assert dict(series.how) == {"precision": "bf16", "batched": True}
+    assert sorted(measured.seconds) == [(1344, 26), (4032, 51), (7488, 101)]
+    assert [len(run) for run in measured.seconds[7488, 101]] == [5, 3]  # the failed run counts with what it finished
+    assert measured.warm_up == pytest.approx(2.0, abs=0.1)
+
+
+def test_law_from_records_predicts_a_geometry_not_seen_within_15_percent(runs):
+    law = law_of(next(iter(measured_series(runs).values())))
+    flops = group_flops(PUBLISHED, GUIDED, 14080, 126, 1024)
+    linear, attention = flops.linear / 1e12, flops.attention / 1e12
+    assert law.seconds(linear, attention) == pytest.approx(law_seconds(linear, attention), rel=0.15)
+
+
+def test_two_geometries_in_the_records_are_no_law(runs):
+    law = law_of(next(iter(measured_series(runs[:2]).values())))
+    assert isinstance(law, str) and "no law" in law
+
+
+def test_fixed_and_variable_cost_are_told_apart(runs):
+    rates = phase_rates(runs, "Toy card")
+    decode = rates["decode.video"]
+    assert decode.sizes == 3
+    assert decode.fixed == pytest.approx(0.2, rel=1e-6) and decode.per_unit == pytest.approx(4e-9, rel=1e-6)
+    assert rates["load.read"].per_unit == pytest.approx(4.0 / (40 << 30))
+    assert rates["load.read"].sizes == 1
+    assert phase_rates(runs, "another card") == {}
+
+
+def test_other_settings_are_another_series(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    one = render(tmp_path, clock, 768, 448, 25)
+    two = render(tmp_path, clock, 768, 448, 25, device="Another card")
+    assert len(measured_series([read_run(one.path), read_run(two.path)])) == 2

@@ -1,0 +1,77 @@
+"""Run records of renders that never ran: the real writer driven by a clock that the test moves."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from comfyui_ltx25.ltx25.config.dit import DiTConfig
+from comfyui_ltx25.ltx25.dit.modality import Leg, LegPlan
+from comfyui_ltx25.ltx25.instrument import Forwards, Group, RunRecord, Watch, request_facts
+from comfyui_ltx25.ltx25.instrument.work import sample_work
+
+PUBLISHED = DiTConfig(48, 32, 128, 64, 128, 128, 128, 128, 1e-6, 1e4, (20, 2048, 2048), 20, 1000.0, 1000.0, False, True, True, True)
+GUIDED = LegPlan(tuple(Leg), frozenset([28]), frozenset([28]), video=True, audio=True)
+WEIGHTS = 38 << 30  # bytes on the device while sampling
+PER_TOKEN = 1 << 20
+
+
+class Clock:
+    """Stands in for time.monotonic; `sleep` moves it."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def law_seconds(linear: float, attention: float) -> float:
+    """The law these renders obey: s of a group with so many TFLOP."""
+    return 0.02 + 1.5e-3 * linear + 1.8e-3 * attention
+
+
+def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, steps: int = 6, slower: float = 1.0, noise: float = 0.0,
+           device: str = "Toy card", warm_up: float = 2.0, stop: int | None = None, seed: int = 0) -> RunRecord:  # fmt: skip
+    """One guided render; `stop`: raise RuntimeError in that step (0-based). `slower` multiplies forwards only."""
+    chance = random.Random(seed)
+    tokens = {"video": ((frames - 1) // 8 + 1) * (height // 32) * (width // 32), "audio": max(1, round(frames / 24 * 25))}
+    facts = request_facts(
+        width=width, height=height, frames=frames, frame_rate=24.0, batch=1, tokens=tokens, steps=steps, legs=[leg.value for leg in Leg],
+        forwards=4 * steps, settings={"seed": seed},
+    )  # fmt: skip
+    record = RunRecord(folder, {"device": device, "device_type": "cuda", "torch": "2.13", "pack": "0.1.0", **facts})
+    watch = Watch([record])
+    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bf16", batched=True)
+    group = law_seconds(work["work"][0]["linear"], work["work"][0]["attention"])
+    with record:
+        with watch.phase("load.read", total=40 << 30, unit="byte") as phase:
+            clock.sleep(4.0)
+            phase.tick(40 << 30)
+            phase.peak_device = WEIGHTS
+        with watch.phase("text.tower", total=48, unit="layer", tokens=200) as phase:
+            clock.sleep(0.1)
+            phase.tick(48)
+        with watch.phase("sample", total=4 * steps, unit="forward", tokens=tokens, steps=steps, legs=[leg.value for leg in Leg], **work) as phase:
+            phase.peak_device = WEIGHTS + PER_TOKEN * sum(tokens.values())
+            phase.device_span = 0.9 * steps * group
+            forwards = Forwards(phase, [Group(step, tuple(leg.value for leg in Leg)) for step in range(1, steps + 1)])
+            for step in range(steps):
+                if step == stop:
+                    raise RuntimeError("device gone")
+                seconds = group * slower * (1 + noise * chance.uniform(-1, 1)) + (warm_up if step == 0 else 0.0)
+                clock.sleep(seconds)
+                forwards.finished(seconds)
+        with watch.phase("decode.video", total=2, unit="chunk") as phase:
+            for _ in range(2):
+                clock.sleep(0.1 + 2e-9 * width * height * frames)
+                phase.tick()
+            phase.peak_device = (4 << 30) + 80 * width * height * frames
+            phase.peak_host = (3 << 30) + 12 * width * height * frames
+        with watch.phase("decode.audio", total=10, unit="layer") as phase:
+            clock.sleep(0.05)
+            phase.tick(10)
+    clock.sleep(30.0)
+    return record
