@@ -23,7 +23,8 @@ Pause = Callable[[int], None]  # called by the transformer with the 0-based bloc
 AHEAD = 2  # groups
 SLOW = 0.5  # s of a group from which its blocks are told
 SEGMENT = 1.0  # s of work the host queues ahead inside a slow group, so that a cancel acts
-TELL = 0.9  # s between two words about the blocks of a group
+TELL = 0.7  # s after which the next finished block is told: with blocks of up to 0.3 s, a word every second
+CHECK = 0.1  # s between looks for a cancel while nothing is told
 UNKNOWN_AHEAD = 8  # blocks queued ahead while nobody knows how long one takes
 
 
@@ -32,11 +33,14 @@ def unpaced(block: int) -> None:
 
 
 @dataclass
-class _Queued:
+class _Group:
     key: Hashable
     start: Mark
-    end: Mark
-    landed: Callable[[], None] | None
+    launched: float  # s of the host's clock
+    marks: deque[tuple[int, Mark]]  # blocks not known to be complete yet; none in an unpaced group
+    block: int = 0  # the running one
+    end: Mark | None = None
+    landed: Callable[[], None] | None = None
 
 
 class Flight:
@@ -47,66 +51,72 @@ class Flight:
         self._device = device
         self._forwards = forwards
         self._blocks = blocks
-        self._queued: deque[_Queued] = deque()
+        self._groups: deque[_Group] = deque()
         self._known: dict[Hashable, float] = {}
-        self._told = time.monotonic()
+        self._ahead = UNKNOWN_AHEAD  # marked blocks the host may be ahead
+        self._told = self._checked = time.monotonic()
 
     def launch(self, key: Hashable, run: Callable[[Pause], tuple[Result, Callable[[], None] | None]]) -> Result:
         """Queue one group. `run(pause)` queues its work and returns a result and what to call once it is complete.
 
         key: groups of one key cost alike; a key known to be fast gets `unpaced`. Raises what a cancel raises.
         """
-        while len(self._queued) >= AHEAD:
-            self._wait(self._queued[0].end)
+        while len(self._groups) >= AHEAD:
+            self._wait(self._groups[0].end)
         known = self._known.get(key)
-        start = Mark(self._device)
-        result, landed = run(unpaced if known is not None and known < SLOW else self._pacer(known))
-        self._queued.append(_Queued(key, start, Mark(self._device), landed))
-        self._collect()
+        group = _Group(key, Mark(self._device), time.monotonic(), deque())
+        self._groups.append(group)
+        result, group.landed = run(unpaced if known is not None and known < SLOW else self._pacer(group))
+        group.end = Mark(self._device)
+        self._look()
         return result
 
     def land(self) -> None:
         """Wait for and report every group still in flight."""
-        while self._queued:
-            self._wait(self._queued[0].end)
+        while self._groups:
+            self._wait(self._groups[0].end)
 
-    def _collect(self) -> None:
-        while self._queued and self._queued[0].end.done():
-            group = self._queued.popleft()
+    def _pacer(self, group: _Group) -> Pause:
+        """Marks every block and keeps the host at most a segment ahead of the device."""
+
+        def pause(block: int) -> None:
+            group.marks.append((block, Mark(self._device)))
+            self._look()
+            while sum(len(each.marks) for each in self._groups) > self._ahead:
+                self._wait(next(each.marks[0][1] for each in self._groups if each.marks))
+
+        return pause
+
+    def _wait(self, mark: Mark) -> None:
+        nap = 0.0005
+        while not mark.done():
+            time.sleep(nap)
+            nap = min(nap * 1.5, 0.005)
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        """Report what completed since the last look, say where a slow group is, and let a cancel act."""
+        while self._groups and self._groups[0].end is not None and self._groups[0].end.done():
+            group = self._groups.popleft()
             seconds = group.end.seconds_since(group.start)
             self.seconds.append(seconds)
             self._known[group.key] = seconds
-            self._told = time.monotonic()
+            self._told = self._checked = time.monotonic()
             self._forwards.finished(seconds)
             if group.landed is not None:
                 group.landed()
-
-    def _wait(self, mark: Mark) -> None:
-        pause, since = 0.0005, time.monotonic()
-        while not mark.done():
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.005)
-            if time.monotonic() - since > 0.1:
-                since = time.monotonic()
-                self._forwards.phase.watch.check()
-        self._collect()
-
-    def _pacer(self, known: float | None) -> Pause:
-        """Follows the blocks of one group: keeps the host at most a segment ahead and tells where a slow group is."""
-        ahead = UNKNOWN_AHEAD if known is None else max(1, int(SEGMENT * self._blocks / max(known, SEGMENT)))
-        begun = time.monotonic()
-        marks: deque[tuple[int, Mark]] = deque()
-
-        def pause(block: int) -> None:
-            marks.append((block, Mark(self._device)))
-            finished = None
-            while marks and (len(marks) > ahead or marks[0][1].done()):
-                finished, mark = marks.popleft()
-                self._wait(mark)
-            now = time.monotonic()
-            if finished is not None and now - begun > SLOW and now - self._told > TELL:
-                self._told = now
-                phase = self._forwards.phase
-                phase.within(f"{phase.doing} - block {finished + 1}/{self._blocks}")
-
-        return pause
+        if not self._groups:
+            return
+        running, now = self._groups[0], time.monotonic()
+        while running.marks and running.marks[0][1].done():
+            block, mark = running.marks.popleft()
+            running.block = block + 1
+            self._ahead = max(1, int(SEGMENT * running.block / max(mark.seconds_since(running.start), 1e-6)))
+        if running.block and now - self._told > TELL and now - running.launched > SLOW:
+            self._told = self._checked = now
+            phase = self._forwards.phase
+            phase.within(f"{phase.doing} - block {min(running.block + 1, self._blocks)}/{self._blocks}")
+        elif now - self._checked > CHECK:
+            self._checked = now
+            self._forwards.phase.watch.check()

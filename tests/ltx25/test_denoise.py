@@ -2,22 +2,28 @@
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25.dit import Leg
+from comfyui_ltx25.ltx25.guidance import combine
 from comfyui_ltx25.tests.support import golden_dit as golden
-from comfyui_ltx25.tests.support.denoise_cases import draws_of, drafts_of_case, job_of_case, run_job, start_of_case
+from comfyui_ltx25.tests.support.denoise_cases import drafts_of_case, draws_of, job_of_case, run_job, start_of_case
 
 CASES = golden.names("denoise/")
 
 
+LEGS = {"cond": Leg.COND, "uncond": Leg.UNCOND, "ptb": Leg.STG, "mod": Leg.ISOLATED}
+
+
 class Listening:
-    """The tiny transformer, keeping the tokens of every call."""
+    """The tiny transformer, keeping the tokens and velocities of every call."""
 
     def __init__(self, dit):
         self.dit, self.calls = dit, []
         self.prepare, self.schedule_tables = dit.prepare, dit.schedule_tables
 
     def __call__(self, video, audio, *rest):
-        self.calls.append({"video": video, "audio": audio})
-        return self.dit(video, audio, *rest)
+        velocities = self.dit(video, audio, *rest)
+        self.calls.append({"video": video, "audio": audio, "velocities": velocities})
+        return velocities
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,12 +64,18 @@ def test_denoise(name, batched):
         if "generated_keyframes" in want and stream == "video":
             golden.check(name, "generated_keyframes", draft.keyframes(tokens))
             checked.add("generated_keyframes")
-        for index, call in enumerate(dit.calls[1:], 1):
-            if f"{stream}_tokens_at_call_{index}" in want:
-                golden.check(name, f"{stream}_tokens_at_call_{index}", call[stream])
-    for output in want:
-        known = output in checked or "_at_call_" in output or output.rsplit("_", 1)[0] in _DRAFT or output in _DRAFT
-        assert known, output
+        mask = draft.stream().mask[:, None]
+        for index, call in enumerate(dit.calls):
+            t = mask * job.calls[index].sigma
+            legs = {leg: call[stream] - t * getattr(velocity, stream) for leg, velocity in call["velocities"].items()}
+            values = {f"{stream}_{name}_at_call_{index}": legs[leg] for name, leg in LEGS.items() if leg in legs}
+            values[f"{stream}_tokens_at_call_{index}"] = call[stream]
+            values[f"{stream}_x0_at_call_{index}"] = combine(job.guided[index][stream], legs)
+            for output, got in values.items():
+                if output in want:
+                    golden.check(name, output, got)
+                    checked.add(output)
+    assert set(want) - checked <= DRAFT  # the rest is test_drafts'
 
 
-_DRAFT = {f"{s}_{part}" for s in ("video", "audio") for part in ("start_tokens", "clean_tokens", "denoise_mask", "positions", "keyframes_mask", "attention_mask")}
+DRAFT = {f"{stream}_{part}" for stream in ("video", "audio") for part in ("start_tokens", "clean_tokens", "denoise_mask", "positions", "keyframes_mask", "attention_mask")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -186,7 +187,9 @@ class Recorder(Sink):
     def __init__(self, wants_preview: bool = False, cancel_after: int | None = None) -> None:
         self.wants_preview = wants_preview
         self.cancel_after = cancel_after
+        self.clock = time.monotonic
         self.told: list[tuple[int, str]] = []
+        self.at: list[float] = []  # s of `clock`, per word
         self.previews: list[torch.Tensor] = []
         self.error: BaseException | None = None
 
@@ -196,6 +199,7 @@ class Recorder(Sink):
 
     def ticked(self, phase) -> None:
         self.told.append((phase.done, phase.text))
+        self.at.append(self.clock())
 
     def closed(self, phase) -> None:
         self.error = phase.error
