@@ -25,11 +25,13 @@ from .denoise import ModelShape, drafts_of, job_of, run
 from .dit.modality import Contexts
 from .dit.patchify import patchify_audio, patchify_video
 from .errors import InputError
+from .graphs import GraphedDiT, graphs_wanted
 from .guidance import Bins, Guidance, check_guidance
 from .instrument import Phase, Watch
+from .instrument.work import sample_work
 from .latents import Draft
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
-from .predictor import Denoise, Predictor, Sampler
+from .predictor import Denoise, Predictor, Sampler, Transformer
 from .residency import Arbiter, Part, Standalone, free_memory, release
 from .sampler import check_job, sampler_of
 from .schedule import check_sigmas
@@ -130,6 +132,8 @@ class Engine:
         self.arbiter: Arbiter = Standalone(self.parts)
         self._tokenizer: Tokenizer | None = None
         self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
+        self._graphed: GraphedDiT | None = None
+        opened.parts[TRANSFORMER].unloading.append(self._drop_graphs)
 
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
@@ -190,13 +194,19 @@ class Engine:
             video, audio = connectors.unprocessed(features.to(self.device, self._dtype), phase)
         return Conditioning(video.float().cpu(), audio.float().cpu(), ())
 
+    def facts(self, job: SampleJob) -> dict[str, object]:
+        """What `sample` will run, before any weight is read: tokens, steps, legs, forwards and the arithmetic of each kind of
+        group. Contexts may be empty placeholders. Raises InputError as `sample` does.
+        """
+        return self._facts(self._prepare(job), job)
+
     @torch.inference_mode()
     def sample(self, job: SampleJob, watch: Watch) -> Sampled:
         """Noise, schedule and guided steps. Inputs are not written to. Raises InputError before any weight is read."""
         ready = self._prepare(job)
         self._ready_transformer(ready, watch)
         plan = ready.on(self.device, self._dtype)
-        with watch.phase("sample", total=plan.forwards, unit="forward", **ready.facts(job)) as phase:
+        with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
             clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype)
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices)
 
@@ -215,7 +225,7 @@ class Engine:
         for name, grid, patchify in (("video", video, patchify_video), ("audio", audio, patchify_audio)):
             if grid is not None:
                 x[name] = patchify(grid.float()).contiguous().to(self.device)
-        with watch.phase("sample", total=plan.forwards, unit="forward", **ready.facts(job)) as phase:
+        with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
             predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "")
             x0 = predictor(x).x0
             predictor.flight.land()
@@ -249,8 +259,20 @@ class Engine:
         return torch.float32 if self.device.type == "cpu" else torch.bfloat16
 
     @property
-    def _dit(self):
-        return self._opened.parts[TRANSFORMER]["dit"]
+    def _dit(self) -> Transformer:
+        """The loaded transformer, with its captured graphs where the device has them."""
+        dit = self._opened.parts[TRANSFORMER]["dit"]
+        if not graphs_wanted(self.device):
+            return dit
+        if self._graphed is None:
+            self._graphed = GraphedDiT(dit)
+        return self._graphed
+
+    def _drop_graphs(self) -> None:
+        """Graphs hold addresses of weights that are about to go."""
+        if self._graphed is not None:
+            self._graphed.drop()
+            self._graphed = None
 
     def _connect(self, video: torch.Tensor, audio: torch.Tensor, watch: Watch) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = video.shape[1]
@@ -286,6 +308,28 @@ class Engine:
         )
         check_job(plan)
         return _Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))
+
+    def _facts(self, ready: _Prepared, job: SampleJob) -> dict[str, object]:
+        plan = ready.job
+        tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
+        text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
+        batch = len(next(iter(ready.drafts.values())).latent)
+        first = next((legs for legs in plan.plans if legs is not None), None)
+        how = {
+            "precision": str(self._dtype).removeprefix("torch."),
+            "residency": "resident",
+            "batched": plan.batched,
+            "graphs": graphs_wanted(self.device),
+        }
+        return {
+            "tokens": tokens,
+            "steps": len(plan.sigmas) - 1,
+            "legs": [] if first is None else [leg.value for leg in first.legs],
+            "forwards": plan.forwards,
+            "sampler": type(plan.sampler).__name__,
+            "seed": job.seed,
+            **sample_work(self._opened.dit, plan.plans, tokens, text or context_length(0), batch, **how),
+        }
 
     def _recipe_notices(self, job: SampleJob, plan: Denoise) -> list[str]:
         """Dev and distilled files differ in nothing but their weights: only the name tells that the recipe is the other's."""
@@ -325,16 +369,6 @@ class _Prepared:
             return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
 
         return replace(job, positive=move(job.positive), negative=move(job.negative))
-
-    def facts(self, job: SampleJob) -> dict[str, object]:
-        plans = [plan for plan in self.job.plans if plan is not None]
-        return {
-            "tokens": {name: draft.tokens for name, draft in self.drafts.items()},
-            "steps": len(self.job.sigmas) - 1,
-            "legs": [leg.value for leg in plans[0].legs] if plans else [],
-            "sampler": type(self.job.sampler).__name__,
-            "seed": job.seed,
-        }
 
 
 def _contexts(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:

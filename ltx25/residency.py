@@ -45,6 +45,7 @@ class Part:
         self.device = device
         self.pieces = tuple(pieces)
         self._modules: dict[str, nn.Module] | None = None
+        self.unloading: list[Callable[[], None]] = []  # called before the weights go: who built on their addresses
         self.bytes = 0
         self._read_bytes = 0
         for piece in self.pieces:
@@ -85,6 +86,8 @@ class Part:
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
         if self.loaded:
+            for forget in self.unloading:
+                forget()
             self._modules = None
             release(self.device)
 
