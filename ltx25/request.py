@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass
 
 from .errors import InputError
+from .guidance import Bins, Guidance, check_guidance, parse_stg_blocks
+from .sampler import sampler_of
+from .schedule import check_sigmas, sigmas_of
 from .shapes import PUBLISHED_COMPRESSION, AudioLatentShape, Compression, VideoShape, check_frame_rate
 
-SCHEDULES = ("ltx2", "distilled", "distilled_stage2")
 SAMPLERS = ("auto", "euler", "euler_ancestral")
 MOST_STEPS = 1000
 MOST_SEED = 2**64 - 1
@@ -29,7 +31,8 @@ class Request:
 
     width, height: px; frames: a count; frame_rate: frames/s; eta: share of fresh noise per ancestral step, 0 to 1.
     negative: None means that there is none, which cfg other than 1 does not allow; "" is a prompt like any other.
-    sigmas: noise levels from 1 down to 0 that win over schedule and steps. stg_blocks: 0-based.
+    sigmas: falling noise levels that win over schedule and steps. stg_blocks: block numbers with commas, from 0; how
+    many there are only the file tells, so they are checked by `guidance`.
     """
 
     prompt: str
@@ -52,7 +55,7 @@ class Request:
     audio_stg: float = 1.0
     audio_modality: float = 3.0
     audio_rescale: float = 0.7
-    stg_blocks: tuple[int, ...] = (28,)
+    stg_blocks: str = "28"
     skip_step: int = 0
     compression: Compression = PUBLISHED_COMPRESSION
 
@@ -66,23 +69,16 @@ class Request:
         _check_number("frame_rate", self.frame_rate, -math.inf, math.inf)
         check_frame_rate(self.frame_rate)
         _check_whole("seed", self.seed, 0, MOST_SEED)
-        _check_choice("schedule", self.schedule, SCHEDULES)
         _check_whole("steps", self.steps, 1, MOST_STEPS)
-        _check_choice("sampler", self.sampler, SAMPLERS)
-        if self.sigmas is not None:
-            _check_sigmas(self.sigmas)
         _check_number("eta", self.eta, 0.0, 1.0)
+        sampler_of(self.sampler, self.schedule)
+        self.noise_levels()
         for stream in ("video", "audio"):
-            for scale in ("cfg", "stg", "modality"):
-                _check_number(f"{stream}_{scale}", getattr(self, f"{stream}_{scale}"), 0.0, 100.0)
-            _check_number(f"{stream}_rescale", getattr(self, f"{stream}_rescale"), 0.0, 1.0)
-        for block in self.stg_blocks:
-            _check_whole("stg_blocks", block, 0, None)
+            for scale in ("cfg", "stg", "modality", "rescale"):
+                _check_number(f"{stream}_{scale}", getattr(self, f"{stream}_{scale}"), 0.0, 1.0 if scale == "rescale" else 100.0)
         _check_whole("skip_step", self.skip_step, 0, MOST_STEPS)
-        for stream in ("video", "audio"):
-            cfg = getattr(self, f"{stream}_cfg")
-            if self.negative is None and cfg != 1.0:
-                raise InputError(f"{stream}_cfg {cfg:g} needs a negative prompt; give one (an empty text will do) or set {stream}_cfg to 1.")
+        video, audio = self._guidance(frozenset())
+        check_guidance(Bins.constant(video), Bins.constant(audio), self.negative is not None)
 
     @property
     def video(self) -> VideoShape:
@@ -92,15 +88,21 @@ class Request:
     def audio(self) -> AudioLatentShape:
         return AudioLatentShape.of_clip(self.frames, self.frame_rate)
 
+    def noise_levels(self) -> tuple[tuple[float, ...], str | None]:
+        """The sigmas to run, and the schedule they are of: None for the user's own."""
+        if self.sigmas is not None:
+            return check_sigmas(self.sigmas), None
+        return sigmas_of(self.schedule, self.steps), self.schedule
 
-def parse_blocks(text: str) -> tuple[int, ...]:
-    """Block numbers out of "28" or "0, 28"; "" is none. Raises InputError for anything else."""
-    blocks = []
-    for part in text.replace(" ", "").split(",") if text.strip() else ():
-        if not (part.isascii() and part.isdigit()):
-            raise InputError(f"stg_blocks '{text}' is not a list of block numbers; write them like 28 or 0,28.")
-        blocks.append(int(part))
-    return tuple(sorted(set(blocks)))
+    def guidance(self, blocks: int) -> tuple[Guidance, Guidance]:
+        """How video and audio are guided in a model of `blocks` blocks; raises InputError when stg_blocks names another."""
+        return self._guidance(parse_stg_blocks(self.stg_blocks, blocks))
+
+    def _guidance(self, stg_blocks: frozenset[int]) -> tuple[Guidance, Guidance]:
+        return (
+            Guidance(self.video_cfg, self.video_stg, self.video_modality, self.video_rescale, stg_blocks, self.skip_step),
+            Guidance(self.audio_cfg, self.audio_stg, self.audio_modality, self.audio_rescale, stg_blocks, self.skip_step),
+        )
 
 
 def parse_sigmas(text: str) -> tuple[float, ...]:
@@ -134,18 +136,3 @@ def _check_number(name: str, value: float, least: float, most: float) -> None:
         raise InputError(f"{name} is {value!r}, wanted a finite number.")
     if not least <= value <= most:
         raise InputError(f"{name} {value:g} is out of range, wanted {least:g} to {most:g}; use {least if value < least else most:g}.")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{name} '{value}' is not known, wanted one of {', '.join(choices)}.")
-
-
-def _check_sigmas(sigmas: tuple[float, ...]) -> None:
-    if len(sigmas) < 2:
-        raise InputError(f"sigmas has {len(sigmas)} value(s), wanted at least two, falling, like 1,0.725,0.42,0.")
-    for sigma in sigmas:
-        _check_number("sigmas", sigma, 0.0, 1.0)
-    for before, after in zip(sigmas, sigmas[1:], strict=False):
-        if after >= before:
-            raise InputError(f"sigmas goes from {before:g} to {after:g}, wanted falling values like 1,0.725,0.42,0.")

@@ -1,0 +1,33 @@
+"""The command `ltx25`: renders without a host, the tiny checkpoint, and what past runs say.
+
+Every command is a module with `add_parser(subparsers)`, which sets `run`: parsed arguments -> exit code. Wrong input ends
+in one sentence and code 2, Ctrl-C in code 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..errors import LTX25Error
+from . import render, tiny
+
+COMMANDS = (render, tiny)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; `arguments` default to the process's own."""
+    parser = argparse.ArgumentParser(prog="ltx25", description="LTX-2.5: video with sound from text.")
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    parsed = parser.parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except LTX25Error as error:
+        print(f"ltx25 {parsed.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"ltx25 {parsed.command}: cancelled", file=sys.stderr)
+        return 130

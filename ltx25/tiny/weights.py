@@ -18,6 +18,8 @@ from . import metadata as tiny
 
 Shape = tuple[int, ...]
 
+DIFFERENCE = 0.1  # of neighbouring pixels, see `unfolded`
+
 
 def make(name: str, shape: Shape, seed: int) -> torch.Tensor:
     """The tensor `name` of a tiny file with that seed, in its dtype: F32 for adaLN tables, as published, BF16 for the rest."""
@@ -57,17 +59,20 @@ def transposed(gain: float, stride_of: dict[int, int]) -> Rule:
     return rule
 
 
-def smooth(gain: float, cells: int, difference: float) -> Rule:
-    """`spread` where each run of `cells` outputs becomes neighbouring pixels: they share most of their weights, and
-    differ by `difference`, so that a picture is made of shapes and not of noise."""
+def unfolded(layer: str, gain: float, cells: int) -> tuple[tuple[str, Rule], ...]:
+    """Rules of a layer whose every run of `cells` outputs becomes neighbouring pixels: they share most of what they do,
+    so that a picture is made of shapes and not of a grid."""
 
-    def rule(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-        shared = torch.randn((shape[0] // cells, 1, *shape[1:]), generator=generator)
-        own = torch.randn((shape[0] // cells, cells, *shape[1:]), generator=generator)
-        mixed = math.sqrt(1 - difference**2) * shared + difference * own
-        return gain / math.sqrt(math.prod(shape[1:])) * mixed.reshape(shape)
+    def share(std: Callable[[Shape], float]) -> Rule:
+        def rule(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+            runs = shape[0] // cells
+            shared = torch.randn((runs, 1, *shape[1:]), generator=generator).expand(runs, cells, *shape[1:])
+            own = torch.randn((runs, cells, *shape[1:]), generator=generator)
+            return std(shape) * torch.lerp(shared, own, DIFFERENCE).reshape(shape)
 
-    return rule
+        return rule
+
+    return ((layer + r"\.weight$", share(lambda shape: gain / math.sqrt(math.prod(shape[1:])))), (layer + r"\.bias$", share(lambda shape: 0.1)))
 
 
 def low_pass(shape: Shape, generator: torch.Generator) -> torch.Tensor:
@@ -113,13 +118,13 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"per_channel_statistics\.mean-of-means$", normal(0.1)),
     (r"per_channel_statistics\.std-of-means$", normal(0.05, 1.0)),
     # Pictures
-    (r"^decoder\.up_blocks\.(1|3)\.conv\.conv\.weight$", smooth(1.0, 8, 0.2)),
-    (r"^decoder\.up_blocks\.5\.conv\.conv\.weight$", smooth(1.0, 2, 0.2)),
-    (r"^decoder\.up_blocks\.7\.conv\.conv\.weight$", smooth(1.0, 4, 0.2)),
-    (r"^decoder\.conv_out(\.conv)?\.weight$", smooth(0.5, 16, 0.1)),
-    (r"^decoder\.upsamples\.0\.proj\.weight$", smooth(1.0, 4, 0.2)),
-    (r"^decoder\.upsamples\.1\.proj\.weight$", smooth(1.0, 2, 0.2)),
-    (r"^decoder\.upsamples\.[23]\.proj\.weight$", smooth(1.0, 8, 0.2)),
+    *unfolded(r"^decoder\.up_blocks\.(1|3)\.conv\.conv", 1.0, 8),
+    *unfolded(r"^decoder\.up_blocks\.5\.conv\.conv", 1.0, 2),
+    *unfolded(r"^decoder\.up_blocks\.7\.conv\.conv", 1.0, 4),
+    *unfolded(r"^decoder\.conv_out(\.conv)?", 0.5, 16),
+    *unfolded(r"^decoder\.upsamples\.0\.proj", 1.0, 4),
+    *unfolded(r"^decoder\.upsamples\.1\.proj", 1.0, 2),
+    *unfolded(r"^decoder\.upsamples\.[23]\.proj", 1.0, 8),
     # Text
     (r"embed_tokens\.weight$", normal(1 / math.sqrt(tiny.TEXT_WIDTH))),  # the tower multiplies by sqrt(width)
     (r"layer_scalar$", normal(0.05, 0.9)),

@@ -2,7 +2,9 @@ import math
 
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request, parse_blocks, parse_sigmas
+from comfyui_ltx25.ltx25.guidance import AUDIO, VIDEO
+from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, SAMPLERS, Request, parse_sigmas
+from comfyui_ltx25.ltx25.schedule import ltx2, sigmas_of
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, Compression, VideoShape
 
 
@@ -77,8 +79,8 @@ def test_half_a_surrogate_pair_is_refused_before_the_tokenizer_sees_it():
 
 
 def test_negative_may_be_missing_only_where_it_is_not_used():
-    assert "video_cfg 3 needs a negative prompt" in refusal(negative=None)
-    assert "audio_cfg 7 needs a negative prompt" in refusal(negative=None, video_cfg=1.0)
+    assert "video_cfg is 3 but there is no negative prompt" in refusal(negative=None)
+    assert "audio_cfg is 7 but there is no negative prompt" in refusal(negative=None, video_cfg=1.0)
     assert Request("a cat", negative=None, video_cfg=1.0, audio_cfg=1).negative is None
     assert Request("a cat", negative="").negative == ""
 
@@ -102,6 +104,21 @@ def test_choices_are_listed(name, known):
     assert known in refusal(**{name: "karras"})
 
 
+def test_every_sampler_on_offer_is_accepted():
+    assert [Request("", sampler=name).sampler for name in SAMPLERS] == list(SAMPLERS)
+
+
+def test_defaults_are_the_published_recipe():
+    request = Request("a cat")
+    assert request.guidance(48) == (VIDEO, AUDIO)
+    assert request.noise_levels() == (ltx2(30), "ltx2")
+
+
+def test_sigmas_win_over_schedule_and_steps():
+    assert Request("", schedule="distilled").noise_levels() == (sigmas_of("distilled", 1), "distilled")
+    assert Request("", schedule="distilled", sigmas=(1.0, 0.5, 0.0)).noise_levels() == ((1.0, 0.5, 0.0), None)
+
+
 @pytest.mark.parametrize("stream", ["video", "audio"])
 def test_guidance_numbers(stream):
     for scale in ("cfg", "stg", "modality"):
@@ -117,22 +134,15 @@ def test_eta(eta):
     assert "eta" in refusal(eta=eta)
 
 
-@pytest.mark.parametrize(
-    ("text", "blocks"), [("28", (28,)), ("0,28", (0, 28)), ("", ()), ("  ", ()), (" 28 , 0 ", (0, 28)), ("99", (99,)), ("1,1", (1,))]
-)
-def test_stg_blocks_as_text(text, blocks):
-    assert parse_blocks(text) == blocks
-    assert Request("", stg_blocks=blocks).stg_blocks == blocks
+@pytest.mark.parametrize(("text", "blocks"), [("28", {28}), ("0,28", {0, 28}), ("", set()), (" 28 , 0 ", {0, 28})])
+def test_stg_blocks_of_a_model(text, blocks):
+    assert all(guidance.stg_blocks == blocks for guidance in Request("", stg_blocks=text).guidance(48))
 
 
-@pytest.mark.parametrize("text", ["abc", "-1", "1,", ",", "1.5", "1;2", "²", "1 2,x"])
-def test_stg_blocks_that_are_no_list_of_numbers(text):
-    with pytest.raises(InputError, match="stg_blocks"):
-        parse_blocks(text)
-
-
-def test_stg_blocks_below_zero():
-    assert "stg_blocks -1" in refusal(stg_blocks=(-1,))
+@pytest.mark.parametrize(("text", "blocks"), [("28", 4), ("99", 48), ("abc", 48), ("-1", 48)])
+def test_stg_blocks_that_the_model_lacks(text, blocks):
+    with pytest.raises(InputError, match=f"stg_blocks '{text}'.* 0 to {blocks - 1} "):
+        Request("", stg_blocks=text).guidance(blocks)
 
 
 def test_sigmas():
@@ -141,4 +151,4 @@ def test_sigmas():
     with pytest.raises(InputError, match="sigmas"):
         parse_sigmas("1,a")
     for sigmas in ((), (1.0,), (0.5, 1.0), (1.0, 1.0), (2.0, 0.0), (1.0, math.nan), (1.0, -0.1)):
-        assert "sigmas" in refusal(sigmas=sigmas)
+        assert "sigma" in refusal(sigmas=sigmas)

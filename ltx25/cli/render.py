@@ -1,0 +1,229 @@
+"""`ltx25 render`: a prompt to an MP4 with sound, without a host. Flags are named like the inputs of the nodes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import torch
+
+from ..engine import Conditioning, Engine, Files, Options, SampleJob
+from ..errors import InputError
+from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
+from ..latents import empty_latents
+from ..mux import check_output, write_video
+from ..request import SAMPLERS, Request, parse_sigmas
+from ..schedule import SCHEDULES
+from ..shapes import clip_samples
+from ..tiny import DIT_BLOCKS, ready
+
+SLOTS = tuple(field.name for field in fields(Files))
+DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
+# What a render with the tiny checkpoint asks for unless told otherwise: seconds on two cores.
+TINY_DEFAULTS = {"width": 256, "height": 160, "frames": 49, "steps": 8, "stg_blocks": str(DIT_BLOCKS // 2)}
+
+# Flags of a request: type and what the help says; the order is that of the nodes they belong to.
+FLAGS: dict[str, tuple[type, str]] = {
+    "negative": (str, "what to steer away from"),
+    "width": (int, "px, a multiple of 32"),
+    "height": (int, "px, a multiple of 32"),
+    "frames": (int, "8 n + 1"),
+    "frame_rate": (float, "frames/s"),
+    "video_cfg": (float, "how strongly the picture follows the prompt; 1 is off"),
+    "video_stg": (float, "guidance away from the picture without self-attention in stg_blocks; 0 is off"),
+    "video_modality": (float, "guidance away from the picture made without the sound; 1 is off"),
+    "video_rescale": (float, "0 to 1, against overexposure by guidance"),
+    "audio_cfg": (float, "the same four for the sound"),
+    "audio_stg": (float, ""),
+    "audio_modality": (float, ""),
+    "audio_rescale": (float, ""),
+    "stg_blocks": (str, "blocks perturbed for stg, with commas, from 0"),
+    "skip_step": (int, "n: compute every (n + 1)th step only"),
+    "seed": (int, "of the noise"),
+    "schedule": (str, f"{', '.join(SCHEDULES)}"),
+    "steps": (int, "of schedule ltx2"),
+    "sampler": (str, f"{', '.join(SAMPLERS)}"),
+    "sigmas": (parse_sigmas, "noise levels of your own, with commas; win over schedule and steps"),
+    "eta": (float, "fresh noise of the ancestral sampler, 0 to 1"),
+}
+OPTIONS = {
+    "precision": ("auto", "bf16", "fp8"),
+    "residency": ("auto", "resident", "stream"),
+    "legs": ("auto", "batched", "sequential"),
+    "cache": ("memory", "disk", "off"),
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "render",
+        help="render a prompt to an MP4 with sound",
+        description="Render a prompt to an MP4 with sound. Without model files the tiny checkpoint is used: random weights, "
+        "a few MB, written to a cache folder on first use.",
+    )
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4")
+    models = parser.add_argument_group("model files (all four, or none for the tiny checkpoint)")
+    for slot in SLOTS:
+        models.add_argument(_flag(slot), type=Path, metavar="FILE")
+    models.add_argument("--tiny", action="store_true", help="the tiny checkpoint: the default when no file is named")
+    request = parser.add_argument_group("the clip (defaults of the tiny checkpoint in brackets)")
+    for name, (kind, text) in FLAGS.items():
+        request.add_argument(_flag(name), type=kind, metavar=name.split("_")[-1].upper(), help=_help(name, text))
+    request.add_argument("--batch-size", type=int, default=1, metavar="N", help="clips with seed, seed + 1, ... (default 1)")
+    engine = parser.add_argument_group("how it runs")
+    for name, choices in OPTIONS.items():
+        engine.add_argument(_flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
+    engine.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
+    engine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
+    engine.add_argument("--runs", type=Path, metavar="DIR", help="where run records go; default LTX25_RUNS, else ./ltx25_runs")
+    engine.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    output = check_output(arguments.output)
+    files, tiny = _files(arguments)
+    request = _request(arguments, tiny)
+    device = _device(arguments.device)
+    engine = Engine.open(files, Options(**{name: getattr(arguments, name) for name in OPTIONS}), device)
+    request = replace(request, compression=engine.compression)
+    job = _job(engine, request, arguments.batch_size)
+    prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
+    folder = arguments.runs or Path(os.environ.get("LTX25_RUNS") or "ltx25_runs")
+    record = RunRecord(folder, _facts(engine, request, arguments.batch_size), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
+    with record:
+        watch = Watch([record] if arguments.quiet else [TextSink(_tell), record], DeviceMeter(device))
+        try:
+            clips = _render(engine, request, job, arguments.tiling, output, record, watch)
+        finally:
+            watch.finish()
+    if not arguments.quiet:
+        _tell(record.table())
+    for path, seed in clips:
+        print(f"{path}: {request.frames} frames of {request.width} x {request.height} px at {request.frame_rate:g} frames/s, seed {seed}")
+    if record.path is not None:
+        print(f"record: {record.path}")
+    return 0
+
+
+def _render(
+    engine: Engine, request: Request, job: SampleJob, tiling: str, output: Path, record: RunRecord, watch: Watch
+) -> list[tuple[Path, int]]:
+    """Encode, sample, decode and write; returns the files with their seeds."""
+    positive = engine.encode(request.prompt, watch)
+    negative = None if request.negative is None else engine.encode(request.negative, watch)
+    clip = engine.sample(replace(job, positive=positive, negative=negative), watch)
+    for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
+        record.note("warning", text=notice)
+        _tell(f"note: {notice}")
+    frames = engine.decode_video(clip.video, request.seed, tiling, watch)
+    sound = engine.decode_audio(clip.audio, clip_samples(request.frames, request.frame_rate), watch)
+    written = []
+    for item, (pictures, wave) in enumerate(zip(frames.split(request.frames), sound, strict=True)):
+        path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
+        metadata = {"seed": str(request.seed + item), "record": str(record.path or "")}
+        written.append((write_video(path, pictures, wave, request.frame_rate, metadata, watch), request.seed + item))
+    return written
+
+
+def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
+    """The job, checked as far as it can be before a prompt is encoded."""
+    video, audio = empty_latents(request.video, request.frame_rate, batch, engine.compression)
+    guidance = request.guidance(engine.blocks)
+    sigmas, schedule = request.noise_levels()
+    nothing = Conditioning(torch.zeros(0), torch.zeros(0), ())
+    return SampleJob(
+        video=video,
+        audio=audio,
+        video_mask=None,
+        audio_mask=None,
+        frame_rate=request.frame_rate,
+        seed=request.seed,
+        positive=nothing,
+        negative=None,
+        video_guidance=guidance[0],
+        audio_guidance=guidance[1],
+        sigmas=sigmas,
+        schedule=schedule,
+        sampler=request.sampler,
+        eta=request.eta,
+        conditions=(),
+    )
+
+
+def _files(arguments: argparse.Namespace) -> tuple[Files, bool]:
+    """The four files, and whether they are the tiny ones."""
+    named = {slot: getattr(arguments, slot) for slot in SLOTS}
+    missing = [_flag(slot) for slot, path in named.items() if path is None]
+    if len(missing) == len(SLOTS):
+        tiny = ready(_cache() / "tiny")
+        return Files(**{slot: getattr(tiny, slot) for slot in SLOTS}), True
+    if arguments.tiny:
+        raise InputError("--tiny brings its own files; leave out either it or the paths.")
+    if missing:
+        raise InputError(f"{' and '.join(missing)} is missing: name all four files, or none for the tiny checkpoint.")
+    return Files(**named), False
+
+
+def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
+    given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
+    values = {**(TINY_DEFAULTS if tiny else {}), **given}
+    if "negative" not in values and values.get("video_cfg") == values.get("audio_cfg") == 1.0:
+        values["negative"] = None  # nothing would use it
+    return Request(prompt=arguments.prompt, **values)
+
+
+def _facts(engine: Engine, request: Request, batch: int) -> dict[str, object]:
+    """The run record's header: machine, files, options, geometry, settings. Prompts go their own way."""
+    geometry = ("width", "height", "frames", "frame_rate")
+    settings = {name: getattr(request, name) for name in FLAGS if name not in ("negative", *geometry)}
+    return {
+        **machine(engine.device),
+        "files": files_facts(engine.headers),
+        "options": vars(engine.options),
+        "geometry": {**{name: getattr(request, name) for name in geometry}, "batch": batch},
+        "settings": settings,
+    }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n", 1)[0].rstrip(".")
+        raise InputError(f"device '{name}' cannot be used ({reason}); use auto or cpu.") from None
+    return device
+
+
+def _cache() -> Path:
+    """LTX25_CACHE, else the user's cache folder."""
+    if os.environ.get("LTX25_CACHE"):
+        return Path(os.environ["LTX25_CACHE"])
+    home = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "ltx25"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(name: str, text: str) -> str:
+    if name == "negative":
+        return f"{text}; the default names common flaws, see the README"
+    default = "" if DEFAULTS[name] is None else f"default {DEFAULTS[name]}"
+    if name in TINY_DEFAULTS:
+        default += f" [{TINY_DEFAULTS[name]}]"
+    return "; ".join(part for part in (text, default) if part)
