@@ -11,14 +11,17 @@ HEAD = ("phase", "wall", "share", "device", "busy", "units", "to device", "to ho
 
 
 def phase_table(rows: Sequence[Mapping[str, Any]], wall: float | None) -> str:
-    """`rows` are closed phases as recorded, `wall` the run's s. Nested phases are indented and not summed again."""
+    """`rows` are closed phases as recorded, `wall` the run's s. Nested phases are indented and not summed again; phases of
+    one name (two prompts) share a row.
+    """
+    rows = _merged(rows)
     top = [row for row in rows if row["parent"] is None]
     total = wall or sum(row["wall"] for row in top)
     cells = [HEAD]
     for row, depth in _nested(rows):
         cells.append(
             (
-                "  " * depth + row["name"],
+                "  " * depth + row["name"] + (f" x {row['times']}" if row["times"] > 1 else ""),
                 seconds_text(row["wall"]),
                 f"{100 * row['wall'] / total:.1f} %" if total else "-",
                 seconds_text(row.get("device_span")),
@@ -35,6 +38,26 @@ def phase_table(rows: Sequence[Mapping[str, Any]], wall: float | None) -> str:
         cells.append(("(between phases)", seconds_text(rest), f"{100 * rest / wall:.1f} %", *[""] * 7))
         cells.append(("run", seconds_text(wall), "100 %", *[""] * 7))
     return aligned(cells, left=(0, 5))
+
+
+def _merged(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Top-level phases of one name, unit and outcome become one row, unless phases nest in them: "text.tower x 2"."""
+    parents = {row["parent"] for row in rows}
+    merged: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        alone = row["parent"] is not None or row["id"] in parents or row.get("error")
+        key = ("alone", row["id"], len(merged)) if alone else (row["name"], row["unit"])
+        if key not in merged:
+            merged[key] = {**row, "times": 1}
+            continue
+        total = merged[key]
+        total["times"] += 1
+        for name in ("wall", "done", "total", "device_span", "device_busy", "h2d", "d2h"):
+            known = total.get(name) is not None and row.get(name) is not None
+            total[name] = total[name] + row[name] if known else None if name not in ("wall", "done") else total[name]
+        for name in ("peak_device", "peak_host"):
+            total[name] = max((value for value in (total.get(name), row.get(name)) if value is not None), default=None)
+    return list(merged.values())
 
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:

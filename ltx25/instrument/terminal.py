@@ -51,8 +51,8 @@ class TextSink(Sink):
 
 
 def _progress(phase: Phase, now: float) -> str:
-    if phase.unit == "forward" and phase.text:
-        return phase.text
+    if phase.text and (phase.unit in ("forward", "byte") or phase.text.startswith(phase.unit)):
+        return phase.text  # the part's own words count better than ours
     done = _count(phase, phase.done) if phase.total is None else f"{_count(phase, phase.done)} of {_count(phase, phase.total)}"
     if phase.unit not in ("byte", ""):
         total = "" if phase.total is None else f"/{phase.total}"
