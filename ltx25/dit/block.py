@@ -6,6 +6,8 @@ read them from before either was updated.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -60,19 +62,36 @@ class Block(nn.Module):
             self.register_parameter(stream, nn.Parameter(torch.empty(rows, d)))
             self.register_parameter(audio_stream, nn.Parameter(torch.empty(rows, da)))
 
-    def forward(self, state: State, text: State, modulation: BlockModulation, geometry: Geometry, legs: Schedule, number: int) -> State:
-        """`state` before block `number`, `text` its contexts as rows (B or 1, L, D): the state after the block."""
+    def forward(
+        self,
+        state: State,
+        text: State,
+        modulation: BlockModulation,
+        geometry: Geometry,
+        legs: Schedule,
+        number: int,
+        side: torch.cuda.Stream | None,
+    ) -> State:
+        """`state` before block `number`, `text` its contexts as rows (B or 1, L, D): the state after the block.
+
+        `side`: the few audio tokens go through it while the video fills the device on the current stream; None: after it.
+        """
         video, audio = state.video, state.audio
+        both = side if video is not None and audio is not None else None
+        if audio is not None and legs.audio.enabled:
+            with beside(both):
+                audio = self._attend(self._audio(), audio, text.audio, modulation.audio, geometry.audio, legs.audio, number)
         if video is not None and legs.video.enabled:
             video = self._attend(self._video(), video, text.video, modulation.video, geometry.video, legs.video, number)
-        if audio is not None and legs.audio.enabled:
-            audio = self._attend(self._audio(), audio, text.audio, modulation.audio, geometry.audio, legs.audio, number)
+        rejoin(both)
         if video is not None and audio is not None:
             self._meet(video, audio, modulation, geometry, legs)
+        if audio is not None and legs.audio.enabled:
+            with beside(both):
+                self._feed_forward(self.audio_ff, audio, modulation.audio, geometry.audio)
         if video is not None and legs.video.enabled:
             self._feed_forward(self.ff, video, modulation.video, geometry.video)
-        if audio is not None and legs.audio.enabled:
-            self._feed_forward(self.audio_ff, audio, modulation.audio, geometry.audio)
+        rejoin(both)
         return State(video, audio)
 
     def _video(self) -> Layers:
@@ -138,3 +157,24 @@ class Block(nn.Module):
                 x, layer(rms_adaln(x, m.ff.scale, m.ff.shift, g.index, self.eps)), m.ff.gate, g.index
             )
         )
+
+
+@contextlib.contextmanager
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Work inside goes to `stream`, after what the current stream holds so far; None: to the current stream.
+
+    Memory stays safe without more marks: what is allocated inside is freed inside or after `rejoin`, and the next
+    `beside` waits for whatever the current stream did with it.
+    """
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+
+
+def rejoin(stream: torch.cuda.Stream | None) -> None:
+    """The current stream goes on after what `stream` holds so far."""
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)

@@ -45,6 +45,7 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.config = config
+        self._side: torch.cuda.Stream | None = None
         d, da = config.width, config.audio_width
         self.patchify_proj, self.audio_patchify_proj = nn.Linear(config.in_channels, d), nn.Linear(config.audio_in_channels, da)
         self.adaln_single, self.audio_adaln_single = Producer(d, BLOCK_ROWS), Producer(da, BLOCK_ROWS)
@@ -104,16 +105,25 @@ class DiT(nn.Module):
             self._enter(self.patchify_proj, video, geometry.video, legs, batched),
             self._enter(self.audio_patchify_proj, audio, geometry.audio, legs, batched),
         )
-        text = self._text(positive, negative, legs, batched)
+        text = self._text(positive, negative, legs, len(video if audio is None else audio), batched)
+        side = self._side_stream(state)
         modulation: list[BlockModulation] = []
         for number, block in enumerate(self.transformer_blocks):
             if not modulation:
                 modulation = self._modulate(tables, number)
-            state = block(state, text, modulation.pop(0), geometry, legs, number)
+            state = block(state, text, modulation.pop(0), geometry, legs, number, side)
             pause(number)
         v = self._leave(self.proj_out, self.scale_shift_table, state.video, tables.video, geometry.video)
         a = self._leave(self.audio_proj_out, self.audio_scale_shift_table, state.audio, tables.audio, geometry.audio)
         return {leg: Velocity(_of(v, leg), _of(a, leg)) for leg in plan.legs}
+
+    def _side_stream(self, state: State) -> torch.cuda.Stream | None:
+        """Where the audio stream runs beside the video; None off CUDA and where one of them is missing."""
+        if state.video is None or state.audio is None or state.video.tensors[0].device.type != "cuda":
+            return None
+        if self._side is None:
+            self._side = torch.cuda.Stream(state.video.tensors[0].device)
+        return self._side
 
     def _check(self, video: torch.Tensor | None, audio: torch.Tensor | None, geometry: Geometry, plan: LegPlan) -> None:
         for name, tokens, stream, channels in (
@@ -124,6 +134,8 @@ class DiT(nn.Module):
             wanted = None if stream is None else (stream.tokens, channels)
             if got != wanted:
                 raise InputError(f"{name} tokens x channels are {got}, and the model and the clip's geometry want {wanted}.")
+        if video is not None and audio is not None and len(video) != len(audio):
+            raise InputError(f"The video latent holds {len(video)} clips and the audio latent {len(audio)}; they must be as many.")
         last = self.config.layers - 1
         for number in sorted(plan.stg_video_blocks | plan.stg_audio_blocks):
             if not 0 <= number <= last:
@@ -143,10 +155,10 @@ class DiT(nn.Module):
         all_legs = (legs.video or legs.audio).legs
         return Rows((all_legs,), (x,), batched)
 
-    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batched: bool) -> State:
+    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batch: int, batched: bool) -> State:
         """Contexts as rows: the negative one serves the unconditional leg, the positive one all others."""
         rows = []
-        for name, stream in (("video", legs.video), ("audio", legs.audio)):
+        for name, stream, width in (("video", legs.video, self.config.width), ("audio", legs.audio, self.config.audio_width)):
             if stream is None or not stream.enabled:
                 rows.append(None)
                 continue
@@ -155,6 +167,12 @@ class DiT(nn.Module):
             bad = None if negative is None else getattr(negative, name)
             if good is None:
                 raise InputError(f"The prompt has no {name} context, and the {name} stream needs one.")
+            for context in (good, bad):
+                if context is not None and (context.ndim != 3 or context.shape[-1] != width or context.shape[0] not in (1, batch)):
+                    raise InputError(
+                        f"The prompt's {name} context has shape {tuple(context.shape)}, and this transformer reads "
+                        f"(1 or {batch}, length, {width}); encode the prompt with this engine's text encoder."
+                    )
             uncond, others = (Leg.UNCOND,), tuple(leg for leg in stream.legs if leg is not Leg.UNCOND)
             if Leg.UNCOND not in stream.legs or bad is None:  # without a negative the official code takes the positive
                 rows.append(Rows((stream.legs,), (good.to(dtype),), batched))

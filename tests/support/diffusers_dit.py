@@ -84,31 +84,14 @@ def share_weights(oracle: nn.Module, dit: DiT) -> None:
     """
     parameters = dict(dit.named_parameters())
     dtype = dit.patchify_proj.weight.dtype
-    for name, place in expected_rows(dit).items():
-        whole = parameters[place[0]]
-        part = whole if place[1] is None else whole[place[1][0] : place[1][1]]
+    for name, place in expected(dit).items():
+        whole = parameters[place.name]
+        part = whole if place.rows is None else whole[place.start : place.start + place.rows]
         path, _, leaf = oracle_name(name).rpartition(".")
         owner = oracle.get_submodule(path)
         assert owner._parameters[leaf].shape == part.shape, name
         owner._parameters[leaf] = nn.Parameter(part.detach().to(dtype), requires_grad=False)
     assert not [name for name, p in oracle.named_parameters() if p.is_meta]
-
-
-def expected_rows(dit: DiT) -> dict[str, tuple[str, tuple[int, int] | None]]:
-    """Official name -> (our parameter, rows of it or None), from the layers' own order: gates are the uneven part."""
-    table: dict[str, tuple[str, tuple[int, int] | None]] = {}
-    parameters = dict(dit.named_parameters())
-    for path, child in dit.named_modules():
-        for own, sources in getattr(child, "checkpoint_sources", dict)().items():
-            total, start = parameters[f"{path}.{own}"].shape[0], 0
-            gates = child.heads if "to_gate_logits" in sources[-1] else None
-            even = (total - (gates or 0)) // (len(sources) - (gates is not None))
-            for source in sources:
-                rows = gates if "to_gate_logits" in source else even
-                table[f"{path}.{source}"] = (f"{path}.{own}", (start, start + rows))
-                start += rows
-    merged = {own for own, _ in table.values()}
-    return table | {name: (name, None) for name in parameters if name not in merged}
 
 
 def leg_arguments(leg: Leg, block: int) -> dict[str, Any]:

@@ -215,6 +215,11 @@ def test_wrong_inputs_are_refused_in_one_sentence(poked):
         forward.run(poked, replace(cond, legs=()))
     with pytest.raises(InputError, match="no audio context"):
         replace(forward, positive=Contexts(forward.positive.video, None)).run(poked, cond)
+    for shape in ((1, 17, 63), (17, 64), (2, 17, 64)):
+        with pytest.raises(InputError, match="video context has shape"):
+            replace(forward, positive=Contexts(torch.zeros(shape), forward.positive.audio)).run(poked, cond)
+    with pytest.raises(InputError, match="2 clips and the audio latent 1"):
+        replace(forward, video=forward.video.repeat(2, 1, 1)).run(poked, cond)
     video = stream_for(case, "video")
     for broken in (
         replace(video, mask=video.mask + 1),
