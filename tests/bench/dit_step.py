@@ -1,0 +1,176 @@
+"""Seconds of one step of the transformer at its published size, random weights, bf16: ours and, beside it, diffusers'.
+
+    python tests/bench/dit_step.py [--legs 1 4] [--only 768x448x25f ...] [--peer] [--eager]
+
+One JSON line per case: medians of CUDA events over --repeat calls after the warm-up, arithmetic per second, share of the
+floor at --peak TFLOP/s, and peak memory. `graph` runs as the sampler does, `eager` without captured graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.kernels.attention import choices  # noqa: E402
+from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan  # noqa: E402
+from comfyui_ltx25.ltx25.flight import unpaced  # noqa: E402
+from comfyui_ltx25.ltx25.graphs import GraphedDiT  # noqa: E402
+from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
+from comfyui_ltx25.tests.bench.sizes import DIT, Geometry  # noqa: E402
+from comfyui_ltx25.tests.support.clips import clip_streams  # noqa: E402
+from comfyui_ltx25.tests.support.published import PUBLISHED_DIT  # noqa: E402
+from comfyui_ltx25.tests.support.random_weights import fill_random  # noqa: E402
+
+BLOCK, SIGMA, FRAME_RATE, TEXT = 28, 0.6, 24.0, 1024
+LEGS = {1: (Leg.COND,), 4: (Leg.COND, Leg.UNCOND, Leg.STG, Leg.ISOLATED)}
+DEVICE = torch.device("cuda")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--legs", type=int, nargs="*", choices=sorted(LEGS), default=sorted(LEGS))
+    parser.add_argument("--only", nargs="*", default=[g.name for g in DIT])
+    parser.add_argument("--repeat", type=int, default=6)
+    parser.add_argument("--peak", type=float, default=790.0, help="TFLOP/s of a large bf16 product on this card")
+    parser.add_argument("--peer", action="store_true", help="run diffusers on the same weights as well")
+    parser.add_argument("--eager", action="store_true", help="also without graphs")
+    options = parser.parse_args()
+    with torch.device("meta"):
+        dit = DiT(PUBLISHED_DIT)
+    fill_random(dit, DEVICE, torch.bfloat16, keep=KEEP_STORED)
+    peer = _peer(dit) if options.peer else None
+    for geometry in (g for g in DIT if g.name in options.only):
+        for legs in options.legs:
+            _report(geometry, legs, "graph", *_ours(GraphedDiT(dit), geometry, legs, options.repeat), options.peak)
+            if options.eager:
+                _report(geometry, legs, "eager", *_ours(dit, geometry, legs, options.repeat), options.peak)
+            if peer is not None:
+                _report(geometry, legs, "diffusers", *_theirs(peer, geometry, legs, options.repeat), options.peak)
+    print(json.dumps({"attention": choices()}), flush=True)
+
+
+def _inputs(geometry: Geometry, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Contexts, Contexts]:
+    generator = torch.Generator(DEVICE).manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=DEVICE).to(dtype)
+
+    text = [Contexts(draw(1, TEXT, PUBLISHED_DIT.width), draw(1, TEXT, PUBLISHED_DIT.audio_width)) for _ in range(2)]
+    return draw(1, geometry.video_tokens, 128), draw(1, geometry.audio_tokens, 128), *text
+
+
+@torch.inference_mode()
+def _ours(dit, geometry: Geometry, legs: int, repeat: int) -> tuple[float, float, int]:
+    video, audio, positive, negative = _inputs(geometry, torch.bfloat16)
+    streams = clip_streams(geometry.grid, geometry.audio_tokens, FRAME_RATE)
+    clip = dit.prepare(*streams, DEVICE, torch.bfloat16)
+    tables = dit.schedule_tables(clip, [(SIGMA, SIGMA)])[0]
+    plan = LegPlan(LEGS[legs], frozenset({BLOCK}) if legs > 1 else frozenset(), frozenset({BLOCK}) if legs > 1 else frozenset(), True, True)
+    result = _timed(lambda: dit(video, audio, clip, tables, positive, negative if legs > 1 else None, plan, True, unpaced), repeat)
+    if isinstance(dit, GraphedDiT):
+        dit.drop()
+    return result
+
+
+def _peer(dit: DiT) -> torch.nn.Module:
+    from comfyui_ltx25.tests.support import diffusers_dit
+
+    with torch.device("meta"):
+        oracle = diffusers_dit.build(PUBLISHED_DIT)
+    diffusers_dit.share_weights(oracle, dit)
+    return oracle
+
+
+@torch.inference_mode()
+def _theirs(oracle: torch.nn.Module, geometry: Geometry, legs: int, repeat: int) -> tuple[float, float, int]:
+    """Four legs as its pipeline runs them: conditional and negative as a batch of two, then the other two alone."""
+    from comfyui_ltx25.tests.support import diffusers_dit
+
+    video, audio, positive, negative = _inputs(geometry, torch.bfloat16)
+    both = Contexts(torch.cat([negative.video, positive.video]), torch.cat([negative.audio, positive.audio]))
+
+    def call(text: Contexts, leg: Leg) -> None:
+        rows = text.video.shape[0]
+        diffusers_dit.velocities(
+            oracle,
+            video.expand(rows, -1, -1),
+            audio.expand(rows, -1, -1),
+            text,
+            SIGMA,
+            geometry.grid,
+            FRAME_RATE,
+            **diffusers_dit.leg_arguments(leg, BLOCK),
+        )
+
+    def step() -> None:
+        if legs == 1:
+            call(positive, Leg.COND)
+        else:
+            call(both, Leg.COND)
+            call(positive, Leg.STG)
+            call(positive, Leg.ISOLATED)
+
+    return _timed(step, repeat)
+
+
+def _timed(step: Callable[[], object], repeat: int) -> tuple[float, float, int]:
+    """(median device seconds, host seconds to queue one call, peak bytes)."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds, queued = [], []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        host = time.perf_counter()
+        start.record()
+        step()
+        end.record()
+        queued.append(time.perf_counter() - host)
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(seconds), statistics.median(queued), torch.cuda.max_memory_reserved()
+
+
+def flops(geometry: Geometry, legs: int) -> float:
+    """Of the step with nothing shared between legs: linear products and attention, a multiply-add as 2."""
+    n, m, t = geometry.video_tokens, geometry.audio_tokens, TEXT
+    one = 25.81e9 * n + 7.267e9 * m + 4.027e9 * t + 786432 * (n * n + n * t) + 393216 * (m * m + m * t + 2 * n * m)
+    return legs * one
+
+
+def _report(geometry: Geometry, legs: int, way: str, seconds: float, queued: float, peak: int, tflops: float) -> None:
+    work = flops(geometry, legs)
+    print(
+        json.dumps(
+            {
+                "bench": "dit_step",
+                "geometry": geometry.name,
+                "tokens": geometry.video_tokens,
+                "legs": legs,
+                "way": way,
+                "ms": round(1e3 * seconds, 2),
+                "queued_ms": round(1e3 * queued, 2),
+                "tflops_unshared": round(work / seconds / 1e12),
+                "floor_share": round(work / (tflops * 1e12) / seconds, 3),
+                "peak_gib": round(peak / 2**30, 2),
+                "device": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "revision": revision(),
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
