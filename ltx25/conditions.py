@@ -4,6 +4,7 @@ Items act on a stream's Draft one after the other, with the semantics of ltx_cor
 KeepMask, TemporalRegion, Frozen. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these
 are dropped after sampling because only the clip's own tokens are read back. strength in [0, 1]: 1 keeps the given content,
 0 lets it be made anew; a token's denoise mask is 1 - strength. Latents are normalised grids, batch 1 or the clip's.
+Items are equal only to themselves: they hold tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[
     return drafts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Image:
     """One encoded image (B, C, 1, h, w) at pixel frame `frame`, negative from the clip's end: frame 0 in place, others appended."""
 
@@ -56,7 +57,7 @@ class Image:
         return (KeyframeIndex(self.latent, frame, self.strength, 1) if frame else LatentIndex(self.latent, 0, self.strength)).apply(draft)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentIndex:
     """Content (B, C, f, h, w) for latent frames `index` to `index + f - 1`; the frames stay the clip's own."""
 
@@ -77,7 +78,7 @@ class LatentIndex:
         return replace(draft, clean=clean, mask=mask)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyframeIndex:
     """Content (B, C, f, h, w) appended at pixel frame `frame`; negative counts from the clip's end, -1 is its last frame.
 
@@ -102,7 +103,7 @@ class KeyframeIndex:
         return draft.append(tokens, 1 - _strength(self.strength), positions)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reference:
     """A whole reference video (B, C, f, h, w) appended, as IC-LoRAs are trained with.
 
@@ -128,7 +129,7 @@ class Reference:
         return draft.append(tokens, 1 - _strength(self.strength), positions)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyframeSlots:
     """Single frames for the model to make at pixel frames `frames` (rising), beside the clip; one item per clip.
 
@@ -164,7 +165,7 @@ def _slot_positions(shape: VideoLatentShape, frame: int, draft: Draft) -> torch.
     return positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReferenceAudio:
     """A reference voice (B, c, n, bins) appended before time 0: it ends 0.04 s before the clip starts."""
 
@@ -178,7 +179,7 @@ class ReferenceAudio:
         return draft.append(tokens, 1 - _strength(self.strength), positions - float(positions[0, -1, 1]) - REFERENCE_GAP)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeepMask:
     """Keep the cells of `latent` (B, C, t, h, w) where `mask` (t, h, w) is 1, make the others; between is a blend."""
 
@@ -199,7 +200,7 @@ class KeepMask:
         return replace(draft, clean=clean, mask=mask)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TemporalRegion:
     """Make only what lies in [start, end) s anew and keep the rest of the given latent: a token that touches the window counts.
 
@@ -220,7 +221,7 @@ class TemporalRegion:
         return replace(draft, mask=mask)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionStrength:
     """`item`, whose appended tokens and the clip see each other with weight `attention` in [0, 1], not at all at 0.
 
@@ -248,7 +249,7 @@ class AttentionStrength:
         return replace(applied, attention=attend(before, draft.shape.tokens, weight.expand(new)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frozen:
     """The whole stream is given: it is kept bit for bit, its sigma is 0 at every step, the other stream sees it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -86,6 +86,7 @@ def run(
     device: torch.device,
     dtype: torch.dtype,
     prediction: str = "",
+    known: dict[Hashable, float] | None = None,
 ) -> Sampled:
     """Noise the drafts to the first sigma and denoise them. Item i of a batch uses seed + i. See sampler.denoise.
 
@@ -102,7 +103,7 @@ def run(
         drawn = sources[use].draw()
         return {name: standardise(tokens) for name, tokens in drawn.items()} if job.sampler.standard_noise else drawn
 
-    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction)
+    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known)
     on_host = {name: tokens.cpu() for name, tokens in outcome.tokens.items()}
     video = drafts.get("video")
     return Sampled(

@@ -46,13 +46,14 @@ class _Group:
 class Flight:
     """Launches the groups of one denoise in order. `seconds` fills as they complete, one number per group."""
 
-    def __init__(self, device: torch.device, forwards: Forwards, blocks: int) -> None:
+    def __init__(self, device: torch.device, forwards: Forwards, blocks: int, known: dict[Hashable, float]) -> None:
+        """`known`: seconds of the last group of each key; kept up to date, so that a next run need not find out again."""
         self.seconds: list[float] = []
         self._device = device
         self._forwards = forwards
         self._blocks = blocks
         self._groups: deque[_Group] = deque()
-        self._known: dict[Hashable, float] = {}
+        self._known = known
         self._ahead = UNKNOWN_AHEAD  # marked blocks the host may be ahead
         self._told = self._checked = time.monotonic()
 

@@ -8,7 +8,7 @@ c positive text, u negative text, p self-attention perturbed in some blocks (STG
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -193,13 +193,14 @@ def parse_stg_blocks(text: str, blocks: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def check_guidance(video: Bins | None, audio: Bins | None, negative: bool) -> list[str]:
+def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, frozen: Collection[str] = ()) -> list[str]:
     """Raise InputError for guidance that cannot be run; return notices about settings that have no effect.
 
-    video, audio: None for a stream that is not there. negative: whether a negative prompt is given.
+    video, audio: None for a stream that is not there. negative: whether a negative prompt is given. frozen: names of
+    streams that are kept as given, to which no guidance applies.
     """
     streams = {name: bins for name, bins in (("video", video), ("audio", audio)) if bins is not None}
-    every = [(name, guidance) for name, bins in streams.items() for guidance in bins]
+    every = [(name, guidance) for name, bins in streams.items() if name not in frozen for guidance in bins]
     for name, guidance in every:
         for field in ("cfg", "stg", "modality", "rescale"):
             value = getattr(guidance, field)
@@ -211,7 +212,7 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool) -> li
             raise InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1.")
     notices = []
     if negative and not any(guidance.needs_uncond for _, guidance in every):
-        notices.append("The negative prompt has no effect, because video_cfg and audio_cfg are 1; raise one of them to use it.")
+        notices.append("The negative prompt has no effect, because cfg is 1; raise video_cfg or audio_cfg to use it.")
     for name in streams:
         mine = [guidance for stream, guidance in every if stream == name and guidance.needs_stg]
         if mine and not any(guidance.stg_blocks for guidance in mine):

@@ -40,7 +40,7 @@ class Slots:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """One stream before it is noised. The first `shape.tokens` tokens are the clip, the rest belongs to conditions.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ class Call:
     guided_as: tuple[int, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StreamState:
     """One stream as the sampler gets it: clean tokens (B, T, C) float32, its facts, its clip's shape (for the preview)."""
 
@@ -71,7 +71,7 @@ class Sampler(Protocol):
         """From the noised state to the result."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Denoise:
     """One denoise, complete but for noise and device: what is sampled, guided how, over which sigmas.
 
@@ -119,7 +119,7 @@ class Denoise:
         return sum(len(plan.legs) for plan in self.plans if plan is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """x0: guided, kept tokens blended in. uncond: the negative leg's own x0, where it ran. Float32 tokens by stream."""
 
@@ -130,8 +130,8 @@ class Prediction:
 class Predictor:
     """Called once per Call, in order. Tables for the whole schedule are made before the first one."""
 
-    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str) -> None:
-        """`prediction` is a sentence about the time it will take, shown until the first group is done."""
+    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str, known: dict[Hashable, float] | None = None) -> None:
+        """See sampler.denoise."""
         self._dit, self._job, self._phase, self._device = dit, job, phase, device
         self._negative = _negative(job.positive, job.negative, job.frozen)
         self._clean = {name: state.clean.to(device) for name, state in job.states.items()}
@@ -148,7 +148,7 @@ class Predictor:
             if plan is not None
         ]
         self.legs = tuple(group.legs for group in groups)
-        self.flight = Flight(device, Forwards(phase, groups, prediction), job.blocks)
+        self.flight = Flight(device, Forwards(phase, groups, prediction), job.blocks, {} if known is None else known)
 
     def __call__(self, x: Tokens) -> Prediction:
         """Predict from the state of the next call."""
@@ -156,7 +156,8 @@ class Predictor:
         plan = self._job.plans[index]
         if plan is None:
             return Prediction({name: self._blend(name, self._last[name]) for name in x}, {})
-        return self.flight.launch(plan, lambda pause: self._group(index, plan, x, pause))
+        kind = (plan, self._job.batched, *(tuple(tokens.shape) for tokens in x.values()))
+        return self.flight.launch(kind, lambda pause: self._group(index, plan, x, pause))
 
     def blend(self, x: Tokens) -> Tokens:
         """Pull tokens towards the clean ones by their mask: where it is 0 they become them."""

@@ -7,7 +7,7 @@ result is the closer to a float64 run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,14 +42,17 @@ def denoise(
     device: torch.device,
     dtype: torch.dtype,
     prediction: str = "",
+    known: dict[Hashable, float] | None = None,
 ) -> Outcome:
     """Run `job` from the noised tokens `x`, (B, T, C) float32 by stream.
 
     draw: noise of the sampler's steps (not called by those that add none). phase: open, its total = job.forwards, its unit
-    a forward. dtype: the transformer's activations. Raises what the phase raises on a cancel, and InputError when the
+    a forward. dtype: the transformer's activations. prediction: a sentence about the time it will take, shown until the
+    first group is done. known: seconds per kind of group, for the caller to hand to its next run with this transformer:
+    groups known to be fast are neither marked block by block nor kept from being captured. Raises what the phase raises on a cancel, and InputError when the
     result has values that are not finite numbers.
     """
-    predict = Predictor(dit, job, phase, device, dtype, prediction)
+    predict = Predictor(dit, job, phase, device, dtype, prediction, known)
     x = {name: x[name].to(device) for name in ("video", "audio") if name in x}
     x = predict.keep(job.sampler.run(predict, x, job.sigmas, draw))
     predict.flight.land()

@@ -197,6 +197,12 @@ def test_cfg_without_a_negative_prompt_is_refused_with_the_way_out(video, audio,
     assert "connect `negative`, or set video_cfg and audio_cfg to 1" in str(error.value)
 
 
+def test_a_frozen_stream_asks_for_no_negative_prompt():
+    off, audio = constant(OFF, AUDIO)
+    assert check_guidance(off, audio, negative=False, frozen=["audio"]) == []
+    assert check_guidance(off, audio, negative=True, frozen=["audio"])  # and has no use for one
+
+
 def test_e3_e4_negative_prompt_at_cfg_1_is_a_notice():
     (notice,) = check_guidance(*constant(OFF, replace(OFF, modality=3.0)), negative=True)
     assert "negative prompt has no effect" in notice

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import flight
-from comfyui_ltx25.ltx25.conditions import Frozen
+from comfyui_ltx25.ltx25.conditions import Frozen, Image
 from comfyui_ltx25.ltx25.denoise import drafts_of, job_of, run
-from comfyui_ltx25.ltx25.dit import Contexts, Leg
+from comfyui_ltx25.ltx25.dit import Contexts, Leg, timestep_of_tokens
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.guidance import AUDIO, OFF, VIDEO, Bins
 from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.latents import Noise
 from comfyui_ltx25.ltx25.sampler import (
     Euler,
     EulerAncestral,
@@ -319,7 +320,7 @@ def test_kept_tokens_come_out_bit_equal(sampler, sigmas):
 
 
 @pytest.mark.parametrize("frozen, free", [("audio", "video"), ("video", "audio")])
-def test_frozen_stream_comes_out_bit_equal_and_is_seen(frozen, free):
+def test_a10_frozen_stream_comes_out_bit_equal_and_is_seen(frozen, free):
     latents = {"video": torch.randn(1, 12, 3, 2, 4), "audio": torch.randn(1, 8, 18, 2)}
     results = []
     for given in (latents[frozen], latents[frozen] + 1):
@@ -328,6 +329,80 @@ def test_frozen_stream_comes_out_bit_equal_and_is_seen(frozen, free):
         results.append(sample(drafts, seed=3))
         assert torch.equal(getattr(results[-1], frozen), given)
     assert not torch.equal(getattr(results[0], free), getattr(results[1], free))
+
+
+def test_a10_tokens_of_a_frozen_stream_have_timestep_zero_at_every_step():
+    drafts = clip(conditions=[Frozen("audio")])
+    dit = golden.tiny_dit()
+    geometry = dit.prepare(drafts["video"].stream(), drafts["audio"].stream(), CPU, torch.float32)
+    for sigma in sigmas_of("ltx2", 5):
+        assert not timestep_of_tokens(geometry.audio, sigma).any() and geometry.audio.sigma(sigma) == 0
+        assert (timestep_of_tokens(geometry.video, sigma) == sigma).all()
+
+
+def test_a9_kept_stretches_of_sound_are_bit_equal_and_the_gap_is_new():
+    sound = torch.randn(1, 8, 18, 2)
+    mask = torch.zeros(1, 1, 18, 1)
+    mask[:, :, 6:12] = 1
+    drafts = drafts_of(torch.zeros(1, 12, 3, 2, 4), sound, TINY, 24.0, PUBLISHED_COMPRESSION, audio_mask=mask)
+    got = sample(drafts).audio
+    kept = mask.expand_as(sound) == 0
+    assert torch.equal(got[kept], sound[kept]) and (got[~kept] != sound[~kept]).all()
+
+
+def test_a11_both_streams_share_one_clock():
+    """1.0 s is the middle of the same second in both, whatever the frame rate."""
+    for fps in (24.0, 29.97, 12.0):
+        drafts = drafts_of(torch.zeros(1, 12, 9, 1, 1), torch.zeros(1, 8, 80, 2), TINY, fps, PUBLISHED_COMPRESSION)
+        for draft in drafts.values():
+            start, end = draft.positions[0].unbind(-1)
+            (at,) = ((start <= 1.0) & (end > 1.0)).nonzero().flatten().tolist()
+            if draft.frame_rate is None:
+                assert at == 25  # latents per second, the first one a hundredth long
+            else:
+                assert at == -(-int(fps) // 8)  # the latent frame that holds pixel frame fps * 1.0 s
+
+
+def test_f7_without_conditions_there_is_nothing_to_remove():
+    drafts = clip()
+    assert all(draft.tokens == draft.shape.tokens for draft in drafts.values())
+    tokens = torch.randn(1, 24, 12)
+    assert drafts["video"].grid(tokens).flatten(2).mT.equal(tokens) and drafts["video"].keyframes(tokens) is None
+
+
+def test_f8_second_stage_touches_only_what_mask_and_sigma_allow():
+    """Upsampled video, kept sound, the image again: its frame and the sound are fixed, the rest starts at sigma 0.909375."""
+    video, sound, image = torch.randn(1, 12, 3, 2, 4), torch.randn(1, 8, 18, 2), torch.randn(1, 12, 1, 2, 4)
+    drafts = drafts_of(video, sound, TINY, 24.0, PUBLISHED_COMPRESSION, conditions=[Image(image, 0, 1.0), Frozen("audio")])
+    toy = Toy({"video": torch.zeros(1, 24, 12), "audio": torch.zeros(1, 18, 16)})
+    work = replace(job(drafts, guidance={name: Bins.constant(OFF) for name in GUIDED}), sigmas=sigmas_of("distilled_stage2", 3))
+    with Watch().phase("sample", total=work.forwards, unit="forward") as phase:
+        got = run(toy, work, drafts, 7, phase, CPU, torch.float32)
+    start, noise = toy.seen[0], Noise(7, drafts, CPU).draw()["video"]
+    s = work.sigmas[0]
+    assert s == pytest.approx(0.909375)
+    torch.testing.assert_close(start["video"][:, 8:], ((1 - s) * drafts["video"].latent + s * noise)[:, 8:])
+    assert torch.equal(got.video[:, :, :1], image) and torch.equal(got.audio, sound)
+
+
+def test_sigmas_that_end_above_zero_leave_their_noise():
+    drafts = clip()
+    work = replace(job(drafts), sigmas=(1.0, 0.6))
+    with Watch().phase("sample", total=work.forwards, unit="forward") as phase:
+        half = run(golden.tiny_dit(), work, drafts, 0, phase, CPU, torch.float32)
+    noise = Noise(0, drafts, CPU).draw()["video"]
+    assert torch.corrcoef(torch.stack([drafts["video"].grid(noise).flatten(), half.video.flatten()]))[0, 1] > 0.3
+
+
+def test_pace_is_known_to_the_next_run():
+    """The second run of a kind starts unpaced, so that it can be captured from its first groups on."""
+    drafts, known = clip(), {}
+    for run_number in range(2):
+        toy = Toy({"video": torch.zeros(1, 24, 12), "audio": torch.zeros(1, 18, 16)})
+        work = job(drafts)
+        with Watch().phase("sample", total=work.forwards, unit="forward") as phase:
+            run(toy, work, drafts, 0, phase, CPU, torch.float32, known=known)
+        assert (toy.pauses[0] is flight.unpaced) == (run_number == 1)
 
 
 def test_frozen_stream_costs_no_leg_of_its_own():
