@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -133,6 +133,7 @@ class Engine:
         self._tokenizer: Tokenizer | None = None
         self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
         self._graphed: GraphedDiT | None = None
+        self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
         opened.parts[TRANSFORMER].unloading.append(self._drop_graphs)
 
     @staticmethod
@@ -207,7 +208,7 @@ class Engine:
         self._ready_transformer(ready, watch)
         plan = ready.on(self.device, self._dtype)
         with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
-            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype)
+            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, known=self._group_seconds)
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices)
 
     @torch.inference_mode()
@@ -226,7 +227,7 @@ class Engine:
             if grid is not None:
                 x[name] = patchify(grid.float()).contiguous().to(self.device)
         with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
-            predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "")
+            predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "", self._group_seconds)
             x0 = predictor(x).x0
             predictor.flight.land()
             grids = {name: ready.drafts[name].grid(tokens).float().cpu() for name, tokens in x0.items()}
@@ -295,7 +296,8 @@ class Engine:
             job.video, job.audio, model, job.frame_rate, self.compression, job.video_mask, job.audio_mask, job.conditions
         )
         guidance = {name: Bins.constant(getattr(job, f"{name}_guidance")) for name in drafts}
-        notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None)
+        frozen = [name for name, draft in drafts.items() if draft.frozen]
+        notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
         plan = job_of(
             drafts,
             _contexts(job.positive, drafts),
