@@ -18,11 +18,7 @@ COMMANDS = (render, tiny)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to the process's own."""
-    parser = argparse.ArgumentParser(prog="ltx25", description="LTX-2.5: video with sound from text.")
-    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    parsed = parser.parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
     except LTX25Error as error:
@@ -31,3 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ltx25 {parsed.command}: cancelled", file=sys.stderr)
         return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(prog="ltx25", description="LTX-2.5: video with sound from text.")
+    subparsers = whole.add_subparsers(dest="command", metavar="command", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return whole

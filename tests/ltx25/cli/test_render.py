@@ -1,0 +1,264 @@
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import av
+import numpy as np
+import pytest
+from comfyui_ltx25.ltx25.cli import main, parser, render
+from comfyui_ltx25.ltx25.engine import Files
+from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request
+from comfyui_ltx25.ltx25.shapes import clip_samples
+from comfyui_ltx25.tests.support.tiny import tiny_files
+
+SMALL = ["--width", "64", "--height", "64", "--frames", "9", "--steps", "1"]
+SLOTS = ("transformer", "text_encoder", "video_vae", "audio_vae")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A cache that already holds the tiny set, and a place for records."""
+    cache = tmp_path / "cache" / "tiny"
+    shutil.copytree(tiny_files().transformer.parents[1], cache)
+    monkeypatch.setenv("LTX25_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LTX25_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("LTX25_RECORD_PROMPTS", raising=False)
+    return tmp_path
+
+
+def files(**other):
+    return [part for slot in SLOTS for part in (f"--{slot.replace('_', '-')}", str(other.get(slot, getattr(tiny_files(), slot))))]
+
+
+def rendered(here, *arguments, name="x.mp4"):
+    assert main(["render", "--prompt", "A cat on a table.", "-o", str(here / name), "--device", "cpu", *arguments]) == 0
+    return here / name
+
+
+def refused(here, capsys, *arguments):
+    """The one sentence of a refusal; nothing was read, written or recorded."""
+    code = main(["render", "--prompt", "a cat", "-o", str(here / "x.mp4"), "--device", "cpu", *arguments])
+    shown = capsys.readouterr().err
+    assert code == 2 and shown.count("\n") == 1 and shown.startswith("ltx25 render: ")
+    assert not (here / "x.mp4").exists() and not (here / "runs").exists()
+    return shown
+
+
+def frames_of(path):
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def sound_of(path):
+    with av.open(str(path)) as container:
+        return np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """One default render of the tiny checkpoint, as the README's first command makes it."""
+    here = tmp_path_factory.mktemp("render")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LTX25_CACHE", str(here / "cache"))
+        patch.setenv("LTX25_RUNS", str(here / "runs"))
+        patch.setenv("LTX25_RECORD_PROMPTS", "0")
+        rendered(here)
+    return here
+
+
+def test_a_prompt_alone_gives_a_clip_of_the_tiny_defaults(clip):
+    with av.open(str(clip / "x.mp4")) as container:
+        video, audio = container.streams.video[0], container.streams.audio[0]
+        defaults = render.TINY_DEFAULTS
+        assert (video.width, video.height, video.frames) == (defaults["width"], defaults["height"], defaults["frames"])
+        assert video.average_rate == 24
+        assert abs(audio.duration * audio.time_base * 48000 - clip_samples(defaults["frames"], 24)) <= 1024
+
+
+def test_the_clip_is_neither_flat_nor_still_nor_silent(clip):
+    frames, sound = frames_of(clip / "x.mp4").astype(float), sound_of(clip / "x.mp4")
+    assert frames.std(axis=(1, 2)).mean() > 10  # levels of 255, inside a frame
+    assert np.abs(np.diff(frames, axis=0)).mean() > 1
+    assert sound.std() > 0.02 and np.abs(sound).max() <= 1.1
+
+
+def test_v_phases_are_recorded_in_order_and_forwards_are_all_there(clip):
+    (path,) = (clip / "runs").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    closed = [line["name"] for line in lines if line["event"] == "phase" and line["state"] == "closed"]
+    order = ["text.tokenize", "text.tower", "text.project", "text.connect", "sample", "decode.video", "decode.audio", "mux"]
+    assert [name for name in dict.fromkeys(closed) if name != "load.read"] == order
+    forwards = [line for line in lines if line["event"] == "forward" and line["state"] == "done"]
+    assert forwards[-1]["last"] == forwards[-1]["of"] == 4 * render.TINY_DEFAULTS["steps"]
+    assert lines[-1]["status"] == "done"
+    assert lines[0]["geometry"]["frames"] == render.TINY_DEFAULTS["frames"]
+    assert "A cat on a table" not in path.read_text()  # prompts are kept only where asked for
+
+
+def test_the_file_names_its_record_and_seed(clip):
+    with av.open(str(clip / "x.mp4")) as container:
+        assert container.metadata["seed"] == "0"
+        assert container.metadata["record"] == str(next((clip / "runs").glob("*.jsonl")))
+
+
+def test_the_same_seed_gives_the_same_clip_and_another_one_another(here):
+    a, b = rendered(here, *SMALL, name="a.mp4"), rendered(here, *SMALL, name="b.mp4")
+    c = rendered(here, *SMALL, "--seed", "1", name="c.mp4")
+    assert np.array_equal(frames_of(a), frames_of(b)) and np.array_equal(sound_of(a), sound_of(b))
+    assert not np.array_equal(frames_of(a), frames_of(c)) and not np.array_equal(sound_of(a), sound_of(c))
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("negative", "fog", "fog"),
+        ("width", "64", 64),
+        ("height", "96", 96),
+        ("frames", "17", 17),
+        ("frame_rate", "23.976", 23.976),
+        *((f"{stream}_{scale}", "0.25", 0.25) for stream in ("video", "audio") for scale in ("cfg", "stg", "modality", "rescale")),
+        ("stg_blocks", "0,1", "0,1"),
+        ("skip_step", "1", 1),
+        ("seed", "5", 5),
+        ("schedule", "distilled", "distilled"),
+        ("steps", "3", 3),
+        ("sampler", "euler_ancestral", "euler_ancestral"),
+        ("sigmas", "1,0.5,0", (1.0, 0.5, 0.0)),
+        ("eta", "0.5", 0.5),
+    ],
+)
+def test_every_flag_reaches_the_request_and_nothing_else(flag, text, value):
+    plain, changed = request_of(), request_of(f"--{flag.replace('_', '-')}={text}")
+    assert getattr(plain, flag) != value and getattr(changed, flag) == value
+    assert replace(changed, **{flag: getattr(plain, flag)}) == plain
+
+
+def request_of(*arguments):
+    return render._request(parser().parse_args(["render", "--prompt", "a", "-o", "x.mp4", *arguments]), tiny=True)
+
+
+def test_a_negative_prompt_that_nothing_would_use_is_not_encoded():
+    assert request_of("--video-cfg=1", "--audio-cfg=1").negative is None
+    assert request_of("--video-cfg=1", "--audio-cfg=1", "--negative=fog").negative == "fog"
+    assert request_of("--video-cfg=1").negative == DEFAULT_NEGATIVE
+
+
+@pytest.mark.parametrize("setting", ["--negative=fog", "--video-cfg=5", "--audio-rescale=0", "--stg-blocks=0,1", "--sigmas=1,0.5,0"])
+def test_n6_settings_change_the_clip(here, settings_clip, setting):
+    """A knob that is accepted and changes nothing would be a lie. Frames and sound are compared together."""
+    other = rendered(here, *SMALL, setting)
+    assert not (np.array_equal(frames_of(other), settings_clip[0]) and np.array_equal(sound_of(other), settings_clip[1]))
+
+
+@pytest.fixture(scope="module")
+def settings_clip(tmp_path_factory):
+    here = tmp_path_factory.mktemp("settings")
+    path = rendered(here, *SMALL, *files(), "--stg-blocks", "2", "--runs", str(here / "runs"))
+    return frames_of(path), sound_of(path)
+
+
+def test_named_files_render_like_the_tiny_ones(here, settings_clip):
+    assert np.array_equal(frames_of(rendered(here, *SMALL)), settings_clip[0])
+
+
+def test_every_input_of_a_request_has_a_flag_and_the_nodes_default():
+    assert set(render.FLAGS) == set(render.DEFAULTS) - {"prompt", "compression"}
+    assert {name: render.DEFAULTS[name] for name in ("width", "height", "frames", "steps")} == {"width": 768, "height": 512, "frames": 121, "steps": 30}
+
+
+def test_clips_of_a_batch_are_those_of_their_seeds(here):
+    rendered(here, *SMALL, "--batch-size", "2")
+    assert sorted(path.name for path in here.glob("*.mp4")) == ["x-1.mp4", "x-2.mp4"]
+    single = rendered(here, *SMALL, "--seed", "1", name="y.mp4")
+    second = frames_of(here / "x-2.mp4").astype(float)
+    assert np.abs(frames_of(single) - second).mean() < 1  # levels; batched products may round otherwise
+
+
+def test_one_frame_and_ntsc_rates_are_legal(here):
+    path = rendered(here, *SMALL, "--frames", "1", "--frame-rate", "23.976")
+    assert len(frames_of(path)) == 1
+    with av.open(str(rendered(here, *SMALL, "--frame-rate", "23.976"))) as container:
+        assert str(container.streams.video[0].average_rate) == "24000/1001"
+
+
+def test_distilled_recipe_runs_one_forward_per_step(here, capsys):
+    off = [flag for stream in ("video", "audio") for flag in (f"--{stream}-cfg=1", f"--{stream}-stg=0", f"--{stream}-modality=1")]
+    rendered(here, *SMALL, *files(transformer=tiny_files().distilled), "--schedule", "distilled", "--stg-blocks", "2", *off)
+    shown = capsys.readouterr().err
+    assert "forward 8/8" in shown or "8/8" in shown
+    assert "note:" not in shown
+
+
+def test_guidance_on_a_distilled_file_is_a_note_not_an_error(here, capsys):
+    rendered(here, *SMALL, *files(transformer=tiny_files().distilled), "--stg-blocks", "2")
+    assert "note: ltx-2.5-tiny-distilled" in capsys.readouterr().err
+
+
+def test_a_long_prompt_is_cut_and_told_with_counts(here, capsys):
+    assert main(["render", "--prompt", "word " * 5000, "-o", str(here / "x.mp4"), "--device", "cpu", *SMALL]) == 0
+    assert re.search(r"note: prompt has \d+ tokens, the first 1023 \+ BOS are used", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("prompt", ["", "  ", "🐈‍⬛", "קול הים", "a\0b"], ids=["empty", "blank", "emoji", "right to left", "NUL"])
+def test_any_prompt_renders(here, prompt):
+    assert main(["render", "--prompt", prompt, "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *SMALL]) == 0
+
+
+def test_quiet_shows_the_result_alone(here, capsys):
+    rendered(here, *SMALL, "--quiet")
+    shown = capsys.readouterr()
+    assert shown.err == "" and shown.out.startswith(f"{here / 'x.mp4'}: 9 frames of 64 x 64 px")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--width", "100", "--height", "100", "--frames", "10"), "use 96 or 128"),
+        (("--width", "0"), "width 0"),
+        (("--frames", "-1"), "frames -1"),
+        (("--height", "99999999"), "height 99999999"),
+        (("--frame-rate", "0"), "frame_rate 0"),
+        (("--steps", "0"), "steps 0"),
+        (("--stg-blocks", "28"), "0 to 3"),
+        (("--stg-blocks", "99"), "0 to 3"),
+        (("--stg-blocks", "abc"), "stg_blocks 'abc'"),
+        (("--seed", "-1"), "seed -1"),
+        (("--schedule", "karras"), "ltx2, distilled"),
+        (("--sampler", "heun"), "auto, euler"),
+        (("--batch-size", "0"), "batch_size 0"),
+        (("--sigmas", "0,1"), "sigma"),
+        (("--device", "warp"), "device 'warp'"),
+        (("--precision", "fp8"), "precision 'fp8'"),
+        (("--transformer", "x.safetensors"), "--text-encoder and --video-vae and --audio-vae is missing"),
+        (("--tiny", *files()), "--tiny brings its own files"),
+        (files(audio_vae="/nowhere/a.safetensors"), "/nowhere/a.safetensors does not exist"),
+    ],
+)
+def test_wrong_input_is_one_sentence_before_any_work(here, capsys, arguments, words):
+    assert words in refused(here, capsys, *arguments)
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("part", vars(tiny_files()))
+def test_l2_every_file_in_every_wrong_slot_is_named(here, capsys, slot, part):
+    right = {"transformer": ("transformer", "distilled")}.get(slot, (slot,))
+    if part in right or (slot, part) == ("video_vae", "video_vae_diffusion"):
+        pytest.skip("belongs there, or belongs there once its decoder is built")
+    path = getattr(tiny_files(), part)
+    message = refused(here, capsys, *files(**{slot: path}))
+    assert slot in message and path.name in message and "wanted" in message
+
+
+def test_output_that_cannot_be_written_is_told_before_the_work(here, capsys):
+    code = main(["render", "--prompt", "a", "-o", str(here / "x.webm"), "--device", "cpu"])
+    assert code == 2 and ".mp4" in capsys.readouterr().err and not (here / "runs").exists()
+
+
+def test_the_files_of_the_engine_are_the_slots():
+    assert tuple(Files.__dataclass_fields__) == SLOTS == render.SLOTS
+
+
+def test_request_defaults_ask_for_the_published_recipe():
+    request = Request("a")
+    assert (request.negative, request.schedule, request.sampler) == (DEFAULT_NEGATIVE, "ltx2", "auto")
