@@ -245,7 +245,12 @@ class AttentionStrength:
             raise InputError(f"attention strength of shape {tuple(weight.shape)} for {new} appended tokens; give one number or one per token.")
         if not bool(((weight >= 0) & (weight <= 1)).all()):
             raise InputError(f"attention strength goes from {float(weight.min()):g} to {float(weight.max()):g}, wanted 0 (ignore) to 1 (full).")
-        before = torch.ones(draft.tokens, draft.tokens) if draft.attention is None else draft.attention
+        if draft.attention is None:
+            if draft.tokens == draft.shape.tokens and bool((weight == 1).all()):
+                return applied  # full attention everywhere: no (T, T) table for nothing
+            before = torch.ones(draft.tokens, draft.tokens)
+        else:
+            before = draft.attention
         return replace(applied, attention=attend(before, draft.shape.tokens, weight.expand(new)))
 
 

@@ -155,6 +155,13 @@ def test_one_image_serves_a_batch():
     assert draft.clean.shape == (3, 32, 12) and torch.equal(draft.clean[2, :8], draft.clean[0, 24:])
 
 
+def test_full_attention_needs_no_table_unless_conditions_must_not_see_each_other():
+    first = AttentionStrength(Image(IMAGE, 4, 1.0), 1.0).apply(video())
+    assert first.attention is None
+    second = AttentionStrength(Image(IMAGE, 9, 1.0), 1.0).apply(first)
+    assert not second.attention[24:32, 32:].any() and second.attention[:24].min() == 1
+
+
 def test_frozen():
     assert apply([Frozen("audio")], {"audio": audio()})["audio"].frozen
 
