@@ -47,11 +47,11 @@ class Part:
         self._modules: dict[str, nn.Module] | None = None
         self.unloading: list[Callable[[], None]] = []  # called before the weights go: who built on their addresses
         self.bytes = 0
-        self._read_bytes = 0
+        self.read_bytes = 0
         for piece in self.pieces:
             module = _on_meta(piece)
             places = check(module, piece.header, piece.prefix, piece.unused)
-            self._read_bytes += sum(piece.header.tensors[n].end - piece.header.tensors[n].begin for n in places)
+            self.read_bytes += sum(piece.header.tensors[n].end - piece.header.tensors[n].begin for n in places)
             self.bytes += sum(t.numel() * piece.dtype.itemsize for t in module.state_dict().values())
 
     @property
@@ -69,13 +69,13 @@ class Part:
         if self.loaded:
             return
         modules = {}
-        with watch.phase("load.read", total=self._read_bytes, unit="byte", part=self.name) as phase:
+        with watch.phase("load.read", total=self.read_bytes, unit="byte", part=self.name) as phase:
             started = time.monotonic()
 
             def read(n: int) -> None:
                 done = phase.done + n
                 rate = done / max(time.monotonic() - started, 1e-9)
-                phase.tick(n, f"{self.name} {done / 1e9:.2f}/{self._read_bytes / 1e9:.2f} GB - {rate / 1e9:.1f} GB/s")
+                phase.tick(n, f"{self.name} {done / 1e9:.2f}/{self.read_bytes / 1e9:.2f} GB - {rate / 1e9:.1f} GB/s")
 
             for piece in self.pieces:
                 module = _on_meta(piece)
