@@ -17,7 +17,8 @@ from .header import FORMAT
 class Run:
     """One record. Events are kept as the dicts they are; seconds count from the start of the run.
 
-    header: the `run` line with all `about` lines merged in. phases: closed phases; a phase that was open when the record
+    header: the `run` line with all `about` lines merged in. phases: closed phases, with `start` (s) and `device_before` /
+    `host_before` (bytes in use when they opened); a phase that was open when the record
     ended has an entry too, with `error` "unfinished". end: the last `end` line, {} where the record has none.
     skipped: lines that are not JSON (a disk that filled up tears one).
     """
@@ -128,8 +129,9 @@ def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
             if entry.get("state") == "open":
                 opened[entry.get("id")] = entry
             else:
-                start = opened.pop(entry.get("id"), {}).get("t")
-                row = {**_EMPTY, **entry, "start": entry["t"] - entry["wall"] if start is None else start}
+                first = opened.pop(entry.get("id"), {})
+                before = {"device_before": first.get("device_memory"), "host_before": first.get("host_memory")}
+                row = {**_EMPTY, **entry, **before, "start": first.get("t", entry["t"] - entry["wall"])}
                 closed[entry.get("id")] = row
                 run.phases.append(row)
         elif event == "span":
@@ -148,4 +150,5 @@ def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
 
 _EMPTY: Mapping[str, Any] = dict.fromkeys(
     ("id", "parent", "name", "total", "unit", "device_span", "device_busy", "h2d", "d2h", "peak_device", "peak_host", "peak_sum", "error")
+    + ("device_before", "host_before")
 ) | {"done": 0, "wall": 0.0, "facts": {}}

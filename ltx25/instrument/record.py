@@ -114,7 +114,8 @@ class RunRecord(Sink):
         self._count += 1
         self._ids[id(phase)] = self._count
         parent = self._ids.get(id(phase.parent)) if phase.parent is not None else None
-        self._write("phase", state="open", id=self._count, parent=parent, name=phase.name, total=phase.total, unit=phase.unit, facts=phase.facts)
+        head = {"id": self._count, "parent": parent, "name": phase.name, "total": phase.total, "unit": phase.unit}
+        self._write("phase", state="open", **head, facts=phase.facts, **_memory(phase))
 
     def ticked(self, phase: Phase) -> None:
         number = self._ids.get(id(phase))

@@ -42,7 +42,7 @@ def test_every_event_is_one_line_of_json_and_on_disk_at_once(tmp_path):
         with watch.phase("text.tower", total=2, unit="layer") as phase:
             assert lines(record)[-1] | {"t": 0} == {
                 "event": "phase", "t": 0, "state": "open", "id": 1, "parent": None,
-                "name": "text.tower", "total": 2, "unit": "layer", "facts": {},
+                "name": "text.tower", "total": 2, "unit": "layer", "facts": {}, "device_memory": None, "host_memory": None,
             }  # fmt: skip
             phase.tick(2)
             assert lines(record)[-1]["event"] == "tick"

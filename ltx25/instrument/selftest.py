@@ -1,0 +1,65 @@
+"""What a device can do, measured in two seconds: the yardstick for achieved rates and for plans without records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+SECONDS = 2.0
+SIDE = {"cuda": 8192, "xpu": 4096, "mps": 2048}  # of the square product; 512 elsewhere
+COPY_BYTES = {"cuda": 1 << 30, "xpu": 1 << 29, "mps": 1 << 28}  # large enough to miss every cache; 64 MiB elsewhere
+LINK_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rates of one device: FLOP/s of a square product in `dtype`, bytes/s of a copy on it (read + write), bytes/s from
+    pinned host memory (None where host and device are one)."""
+
+    dtype: str
+    flops: float
+    copy: float
+    link: float | None
+
+
+def self_test(device: torch.device, seconds: float = SECONDS) -> Speed:
+    """Measure `device` for about `seconds`. Runs on its current stream and waits for it: not for inside a render."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    side = SIDE.get(device.type, 512)
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    product = _seconds_per_call(lambda: torch.matmul(a, b, out=out), device, seconds / 2)
+    del a, b, out
+    source = torch.zeros(COPY_BYTES.get(device.type, 1 << 26) // 4, device=device)
+    target = torch.empty_like(source)
+    copy = _seconds_per_call(lambda: target.copy_(source), device, seconds / 4)
+    moved = 2 * source.nbytes
+    del source, target
+    link = None
+    if device.type == "cuda":
+        pinned = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+        landing = torch.empty(LINK_BYTES, dtype=torch.uint8, device=device)
+        link = LINK_BYTES / _seconds_per_call(lambda: landing.copy_(pinned, non_blocking=True), device, seconds / 4)
+    return Speed(str(dtype).removeprefix("torch."), 2.0 * side**3 / product, moved / copy, link)
+
+
+def _seconds_per_call(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """The fastest of rounds of calls that together last `seconds`, after one round to warm up."""
+    wait = getattr(getattr(torch, device.type, None), "synchronize", lambda: None)
+    call()
+    wait()
+    begin = time.perf_counter()
+    call()
+    wait()
+    calls = max(1, int(seconds / 10 / max(time.perf_counter() - begin, 1e-6)))
+    best, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        wait()
+        best = min(best, (time.perf_counter() - begin) / calls)
+    return best
