@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import LTX25Error
-from . import render, tiny
+from . import render, runs, tiny
 
-COMMANDS = (render, tiny)
+COMMANDS = (render, runs, tiny)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

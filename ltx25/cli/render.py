@@ -19,6 +19,7 @@ from ..request import SAMPLERS, Request, parse_sigmas
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
+from .runs import DEFAULT_RUNS, runs_folder
 
 SLOTS = tuple(field.name for field in fields(Files))
 DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
@@ -79,7 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         engine.add_argument(_flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
     engine.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
-    engine.add_argument("--runs", type=Path, metavar="DIR", help="where run records go; default LTX25_RUNS, else ./ltx25_runs")
+    engine.add_argument("--runs", metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
     engine.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
@@ -93,8 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = replace(request, compression=engine.compression)
     job = _job(engine, request, arguments.batch_size)
     prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
-    folder = arguments.runs or Path(os.environ.get("LTX25_RUNS") or "ltx25_runs")
-    record = RunRecord(folder, _facts(engine, request, arguments.batch_size), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
+    record = RunRecord(runs_folder(arguments.runs), _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
     with record:
         watch = Watch([record] if arguments.quiet else [TextSink(_tell), record], DeviceMeter(device))
         try:
@@ -144,7 +144,7 @@ def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
         frame_rate=request.frame_rate,
         seed=request.seed,
         positive=nothing,
-        negative=None,
+        negative=None if request.negative is None else nothing,
         video_guidance=guidance[0],
         audio_guidance=guidance[1],
         sigmas=sigmas,
@@ -177,15 +177,16 @@ def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
     return Request(prompt=arguments.prompt, **values)
 
 
-def _facts(engine: Engine, request: Request, batch: int) -> dict[str, object]:
-    """The run record's header: machine, files, options, geometry, settings. Prompts go their own way."""
+def _facts(engine: Engine, request: Request, job: SampleJob) -> dict[str, object]:
+    """The run record's header: machine, files, options, geometry, what will run, settings. Prompts go their own way."""
     geometry = ("width", "height", "frames", "frame_rate")
     settings = {name: getattr(request, name) for name in FLAGS if name not in ("negative", *geometry)}
     return {
         **machine(engine.device),
         "files": files_facts(engine.headers),
         "options": vars(engine.options),
-        "geometry": {**{name: getattr(request, name) for name in geometry}, "batch": batch},
+        "geometry": {**{name: getattr(request, name) for name in geometry}, "batch": len(job.audio)},
+        **engine.facts(job),
         "settings": settings,
     }
 
