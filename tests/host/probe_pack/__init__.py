@@ -1,0 +1,150 @@
+"""Nodes of the tests: they make what no ordinary node makes, and tell in their UI output what they were given."""
+
+import hashlib
+import json
+
+import torch
+from comfy.nested_tensor import NestedTensor
+from comfy_api.latest import ComfyExtension, io
+
+
+class ProbeInspect(io.ComfyNode):
+    """Says what arrives: shapes, dtypes, devices, a digest of the bits, and plain values."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeInspect", category="probe", is_output_node=True, inputs=[io.AnyType.Input("value"), io.String.Input("tag", optional=True, default="")]
+        )
+
+    @classmethod
+    def execute(cls, value, tag=""):
+        return io.NodeOutput(ui={"seen": [json.dumps(describe(value))]})
+
+
+class ProbeLatent(io.ComfyNode):
+    """A LATENT of any shape: seeded noise, with or without a mask."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeLatent",
+            category="probe",
+            inputs=[
+                io.String.Input("video", optional=True, default=""),
+                io.String.Input("audio", optional=True, default=""),
+                io.String.Input("keys", optional=True, default="{}"),
+                io.String.Input("fill", optional=True, default="noise"),
+                io.String.Input("mask", optional=True, default=""),
+            ],
+            outputs=[io.Latent.Output("latent")],
+        )
+
+    @classmethod
+    def execute(cls, video="", audio="", keys="{}", fill="noise", mask=""):
+        generator = torch.Generator().manual_seed(0)
+        tensors = [make(json.loads(shape), fill, generator) for shape in (video, audio) if shape]
+        latent = {"samples": tensors[0] if len(tensors) == 1 else NestedTensor(tensors), **json.loads(keys)}
+        if mask:
+            masks = [torch.ones(1, 1, *t.shape[2:]) for t in tensors]
+            stream, frames = json.loads(mask)
+            masks[stream][:, :, :frames] = 0
+            latent["noise_mask"] = masks[0] if len(masks) == 1 else NestedTensor(masks)
+        return io.NodeOutput(latent)
+
+
+class ProbeConditioning(io.ComfyNode):
+    """Changes a CONDITIONING in one way."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeConditioning",
+            category="probe",
+            inputs=[io.Conditioning.Input("conditioning"), io.String.Input("how")],
+            outputs=[io.Conditioning.Output("conditioning")],
+        )
+
+    @classmethod
+    def execute(cls, conditioning, how):
+        (tensor, extras), *_ = conditioning
+        if how == "twice":
+            return io.NodeOutput([[tensor, extras], [tensor, extras]])
+        if how == "narrow":
+            return io.NodeOutput([[tensor[..., :-1], extras]])
+        if how == "unprocessed":
+            return io.NodeOutput([[tensor[:, :8], {**extras, "unprocessed_ltxav_embeds": True}]])
+        return io.NodeOutput([[tensor, {**extras, **json.loads(how)}]])
+
+
+class ProbeForeignGuider(io.ComfyNode):
+    """A GUIDER that is not ours."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(node_id="ProbeForeignGuider", category="probe", outputs=[io.Guider.Output("guider")])
+
+    @classmethod
+    def execute(cls):
+        return io.NodeOutput(type("CFGGuider", (), {})())
+
+
+class ProbeModels(io.ComfyNode):
+    """What the host's memory manager holds, after `after` has run."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeModels", category="probe", is_output_node=True, not_idempotent=True, inputs=[io.AnyType.Input("after", optional=True)]
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, **_):
+        return float("nan")
+
+    @classmethod
+    def execute(cls, after=None):
+        import comfy.model_management as mm
+
+        held = [{"bytes": m.model_loaded_memory(), "size": m.model_memory(), "name": m.model.part.name} for m in mm.current_loaded_models]
+        return io.NodeOutput(ui={"models": [json.dumps(held)]})
+
+
+def describe(value):
+    if getattr(value, "is_nested", False):
+        return {"nested": [describe(part) for part in value.unbind()]}
+    if isinstance(value, torch.Tensor):
+        numbers = value.detach().cpu().float().contiguous()
+        return {
+            "shape": list(value.shape),
+            "dtype": str(value.dtype),
+            "device": str(value.device),
+            "digest": hashlib.sha256(numbers.numpy().tobytes()).hexdigest(),
+            "min": float(numbers.min()),
+            "max": float(numbers.max()),
+            "std": float(numbers.std()),
+            "finite": bool(numbers.isfinite().all()),
+        }
+    if isinstance(value, dict):
+        return {key: describe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [describe(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
+
+
+def make(shape, fill, generator):
+    if fill == "zeros":
+        return torch.zeros(shape)
+    tensor = torch.randn(shape, generator=generator)
+    if fill == "nan":
+        tensor.view(-1)[0] = float("nan")
+    return tensor
+
+
+class Probes(ComfyExtension):
+    async def get_node_list(self):
+        return [ProbeInspect, ProbeLatent, ProbeConditioning, ProbeForeignGuider, ProbeModels]
+
+
+async def comfy_entrypoint():
+    return Probes()
