@@ -25,6 +25,7 @@ from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan  # 
 from comfyui_ltx25.ltx25.flight import unpaced  # noqa: E402
 from comfyui_ltx25.ltx25.graphs import GraphedDiT  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
+from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
 from comfyui_ltx25.tests.bench.sizes import DIT, Geometry  # noqa: E402
 from comfyui_ltx25.tests.support.clips import clip_streams  # noqa: E402
 from comfyui_ltx25.tests.support.published import PUBLISHED_DIT  # noqa: E402
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--peak", type=float, default=790.0, help="TFLOP/s of a large bf16 product on this card")
     parser.add_argument("--peer", action="store_true", help="run diffusers on the same weights as well")
+    parser.add_argument("--profile", action="store_true", help="also list the kernels of one eager step")
     parser.add_argument("--eager", action="store_true", help="also without graphs")
     options = parser.parse_args()
     with torch.device("meta"):
@@ -53,6 +55,8 @@ def main() -> None:
             _report(geometry, legs, "graph", *_ours(GraphedDiT(dit), geometry, legs, options.repeat), options.peak)
             if options.eager:
                 _report(geometry, legs, "eager", *_ours(dit, geometry, legs, options.repeat), options.peak)
+            if options.profile:
+                _ours(_Profiled(dit), geometry, legs, 1)
             if peer is not None:
                 _report(geometry, legs, "diffusers", *_theirs(peer, geometry, legs, options.repeat), options.peak)
     print(json.dumps({"attention": choices()}), flush=True)
@@ -79,6 +83,25 @@ def _ours(dit, geometry: Geometry, legs: int, repeat: int) -> tuple[float, float
     if isinstance(dit, GraphedDiT):
         dit.drop()
     return result
+
+
+class _Profiled:
+    """A DiT whose last call of `_timed` is traced and listed by kernel."""
+
+    def __init__(self, dit: DiT) -> None:
+        self._dit = dit
+        self._calls = 0
+        self.prepare, self.schedule_tables = dit.prepare, dit.schedule_tables
+
+    def __call__(self, *args):
+        self._calls += 1
+        if self._calls < 4:
+            return self._dit(*args)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+            result = self._dit(*args)
+            torch.cuda.synchronize()
+        print(trace.key_averages().table(sort_by="self_device_time_total", row_limit=28, max_name_column_width=90), flush=True)
+        return result
 
 
 def _peer(dit: DiT) -> torch.nn.Module:
@@ -165,7 +188,7 @@ def _report(geometry: Geometry, legs: int, way: str, seconds: float, queued: flo
                 "peak_gib": round(peak / 2**30, 2),
                 "device": torch.cuda.get_device_name(),
                 "torch": torch.__version__,
-                "revision": revision(),
+                "revision": query(revision),
             }
         ),
         flush=True,
