@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -122,7 +122,9 @@ class Sampled:
 
 
 class Engine:
-    """One set of files and options. `arbiter` may be replaced by a host's before the first phase."""
+    """One set of files and options. `arbiter` may be replaced by a host's before the first phase; `forecast` makes, of what
+    `facts` returns, the sentence shown before the first forward (instrument.forecast).
+    """
 
     def __init__(self, opened: Opened, options: Options, device: torch.device) -> None:
         self.device = device
@@ -130,6 +132,7 @@ class Engine:
         self.headers = opened.headers
         self._opened = opened
         self.arbiter: Arbiter = Standalone(self.parts)
+        self.forecast: Callable[[Mapping[str, object]], str] = _no_forecast
         self._tokenizer: Tokenizer | None = None
         self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
         self._graphed: GraphedDiT | None = None
@@ -207,8 +210,10 @@ class Engine:
         ready = self._prepare(job)
         self._ready_transformer(ready, watch)
         plan = ready.on(self.device, self._dtype)
-        with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
-            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, known=self._group_seconds)
+        facts = self._facts(ready, job)
+        prediction = self.forecast(facts)
+        with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase:
+            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices)
 
     @torch.inference_mode()
@@ -371,6 +376,10 @@ class _Prepared:
             return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
 
         return replace(job, positive=move(job.positive), negative=move(job.negative))
+
+
+def _no_forecast(facts: Mapping[str, object]) -> str:
+    return ""
 
 
 def _contexts(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:

@@ -13,6 +13,7 @@ from comfy_execution.utils import get_executing_context
 
 from ..ltx25.engine import Engine
 from ..ltx25.instrument import DeviceMeter, RunRecord, Watch, files_facts, machine
+from ..ltx25.instrument.forecast import forecaster
 from .progress import NodeSink
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def node_run(engine: Engine, bar: str, previews: bool = False) -> Iterator[NodeR
     """The part of a run that the executing node does. `bar` names the phase its progress bar counts."""
     sink = NodeSink(bar, previews)
     record = _RECORDS.of_this_prompt(engine)
+    engine.forecast = forecaster(runs_folder(), engine.device)
     watch = Watch([sink, record], DeviceMeter(engine.device))
     run = NodeRun(watch, sink, record)
     with record:

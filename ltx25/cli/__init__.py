@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import LTX25Error
-from . import render, runs, tiny
+from . import plan, render, runs, tiny
 
-COMMANDS = (render, runs, tiny)
+COMMANDS = (render, plan, runs, tiny)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import torch
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
+from ..instrument.forecast import forecaster
 from ..latents import empty_latents
 from ..mux import check_output, write_video
 from ..request import SAMPLERS, Request, parse_sigmas
@@ -87,14 +88,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     output = check_output(arguments.output)
-    files, tiny = _files(arguments)
+    files, tiny = chosen_files(arguments)
     request = _request(arguments, tiny)
-    device = _device(arguments.device)
+    device = chosen_device(arguments.device)
     engine = Engine.open(files, Options(**{name: getattr(arguments, name) for name in OPTIONS}), device)
     request = replace(request, compression=engine.compression)
     job = _job(engine, request, arguments.batch_size)
     prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
-    record = RunRecord(runs_folder(arguments.runs), _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
+    folder = runs_folder(arguments.runs)
+    engine.forecast = forecaster(folder, device)
+    record = RunRecord(folder, _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
     with record:
         watch = Watch([record] if arguments.quiet else [TextSink(_tell), record], DeviceMeter(device))
         try:
@@ -155,7 +158,7 @@ def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
     )
 
 
-def _files(arguments: argparse.Namespace) -> tuple[Files, bool]:
+def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
     """The four files, and whether they are the tiny ones."""
     named = {slot: getattr(arguments, slot) for slot in SLOTS}
     missing = [_flag(slot) for slot, path in named.items() if path is None]
@@ -191,7 +194,7 @@ def _facts(engine: Engine, request: Request, job: SampleJob) -> dict[str, object
     }
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -97,15 +97,24 @@ def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
     return found
 
 
+def model_of(run: Run) -> str | None:
+    """The model a run sampled with, as `sample_work` wrote it; None for a run without a sample phase."""
+    return next((event["facts"].get("model") for event in run.of("phase") if event.get("name") == "sample" and event.get("facts")), None)
+
+
 @dataclass(frozen=True)
 class Rate:
-    """s = fixed + per_unit * units; `unit` says of what. `samples` phases, `sizes` different sizes among them."""
+    """s = fixed + per_unit * units; `unit` says of what. `samples` phases, `sizes` different sizes among them, of `least` to
+    `most` units.
+    """
 
     fixed: float
     per_unit: float
     unit: str
     samples: int
     sizes: int
+    least: float
+    most: float
 
     def seconds(self, units: float) -> float:
         return self.fixed + self.per_unit * units
@@ -129,7 +138,7 @@ def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
             if size:
                 units[row["name"]] = unit
                 samples.setdefault(row["name"], []).append((size, row["wall"]))
-    return {name: _rate(pairs, units[name]) for name, pairs in samples.items()}
+    return {name: rate_of(pairs, units[name]) for name, pairs in samples.items()}
 
 
 def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float]:
@@ -147,11 +156,12 @@ def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float
     return "run", 1
 
 
-def _rate(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
+def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
     """Least squares of relative residuals with neither part negative."""
     sizes = len({size for size, _ in pairs})
+    span = min(size for size, _ in pairs), max(size for size, _ in pairs)
     if sizes == 1:
-        return Rate(0.0, statistics.median(seconds / size for size, seconds in pairs), unit, len(pairs), 1)
+        return Rate(0.0, statistics.median(seconds / size for size, seconds in pairs), unit, len(pairs), 1, *span)
     weights = [1 / max(seconds, 1e-9) for _, seconds in pairs]
     a = sum(w * w for w in weights)
     b = sum(w * w * size for w, (size, _) in zip(weights, pairs, strict=True))
@@ -164,7 +174,7 @@ def _rate(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
         fixed, slope = 0.0, q / c
     elif slope < 0:
         fixed, slope = p / a, 0.0
-    return Rate(fixed, slope, unit, len(pairs), sizes)
+    return Rate(fixed, slope, unit, len(pairs), sizes, *span)
 
 
 def law_of(series: Measured) -> Law | str:

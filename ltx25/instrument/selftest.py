@@ -28,22 +28,29 @@ class Speed:
 def self_test(device: torch.device, seconds: float = SECONDS) -> Speed:
     """Measure `device` for about `seconds`. Runs on its current stream and waits for it: not for inside a render."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    flops = _product(device, dtype, seconds / 2)
+    copy = _copy(device, seconds / 4)
+    link = _link(device, seconds / 4) if device.type == "cuda" else None
+    return Speed(str(dtype).removeprefix("torch."), flops, copy, link)
+
+
+def _product(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
     side = SIDE.get(device.type, 512)
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    product = _seconds_per_call(lambda: torch.matmul(a, b, out=out), device, seconds / 2)
-    del a, b, out
+    return 2.0 * side**3 / _seconds_per_call(lambda: torch.matmul(a, b, out=out), device, seconds)
+
+
+def _copy(device: torch.device, seconds: float) -> float:
     source = torch.zeros(COPY_BYTES.get(device.type, 1 << 26) // 4, device=device)
     target = torch.empty_like(source)
-    copy = _seconds_per_call(lambda: target.copy_(source), device, seconds / 4)
-    moved = 2 * source.nbytes
-    del source, target
-    link = None
-    if device.type == "cuda":
-        pinned = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
-        landing = torch.empty(LINK_BYTES, dtype=torch.uint8, device=device)
-        link = LINK_BYTES / _seconds_per_call(lambda: landing.copy_(pinned, non_blocking=True), device, seconds / 4)
-    return Speed(str(dtype).removeprefix("torch."), 2.0 * side**3 / product, moved / copy, link)
+    return 2 * source.nbytes / _seconds_per_call(lambda: target.copy_(source), device, seconds)
+
+
+def _link(device: torch.device, seconds: float) -> float:
+    pinned = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    landing = torch.empty(LINK_BYTES, dtype=torch.uint8, device=device)
+    return LINK_BYTES / _seconds_per_call(lambda: landing.copy_(pinned, non_blocking=True), device, seconds)
 
 
 def _seconds_per_call(call: Callable[[], object], device: torch.device, seconds: float) -> float:

@@ -1,0 +1,94 @@
+"""Seconds of the forwards to come, from the records of a device: what a plan and a render's first line say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import FileError
+from .costs import Measured, law_of, measured_series
+from .header import device_name
+from .history import Run, read_run
+from .law import Law
+from .units import seconds_text
+
+NEWEST = 40  # records a render looks at before it starts: some hundredths of a second
+NEAR = 0.05  # relative distance in arithmetic up to which a geometry counts as one seen
+
+
+@dataclass(frozen=True)
+class Guess:
+    """s of one group, s the first one takes more, what that rests on, whether it goes beyond what was measured."""
+
+    seconds: float
+    warm_up: float
+    basis: str
+    extrapolated: bool
+
+
+class Forecast:
+    """What the forwards of one model cost on one device, both by the names the records give them."""
+
+    def __init__(self, runs: Iterable[Run], device: str, model: str) -> None:
+        self.series = {key: found for key, found in measured_series(runs).items() if (key.device, key.model) == (device, model)}
+        self._laws = {key: law_of(found) for key, found in self.series.items()}
+
+    def group(self, legs: str, kind: str, linear: float, attention: float, tokens: int, batched: bool | None) -> Guess | None:
+        """One group of so many TFLOP and tokens; None without any record. Other legs' records serve where these have none."""
+        for exact in (True, False):
+            choices = [key for key in self.series if not exact or (key.legs, key.kind) == (legs, kind)]
+            choices.sort(key=lambda key: (batched in (None, dict(key.how).get("batched")), len(self.series[key].seconds)), reverse=True)
+            other = "" if exact else " of other legs"
+            for key in choices:
+                law = self._laws[key]
+                if isinstance(law, Law):
+                    outside = law.is_extrapolation(tokens)
+                    mark = f", extrapolated from {law.tokens[0]} to {law.tokens[1]} tokens" if outside else ""
+                    basis = f"law of {len(law.points)} geometries{other}, within {100 * law.error:.0f} %{mark}"
+                    return Guess(law.seconds(linear, attention), self.series[key].warm_up or 0.0, basis, outside or not exact)
+            if choices:
+                return _in_proportion(self.series[choices[0]], linear + attention, other)
+        return None
+
+    def sentence(self, facts: Mapping[str, Any]) -> str:
+        """What a sample phase with these facts (engine.facts) shows before its first forward; "" without a record."""
+        tokens = sum((facts.get("tokens") or {}).values())
+        seconds, bases = 0.0, []
+        for work in facts.get("work") or ():
+            guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"))
+            if guess is None:
+                return ""
+            seconds += work["groups"] * guess.seconds + guess.warm_up
+            bases.append(guess.basis)
+        return f"about {seconds_text(seconds, rough=True)} predicted ({'; '.join(dict.fromkeys(bases))})" if bases else ""
+
+
+def forecaster(folder: Path, device: torch.device) -> Callable[[Mapping[str, Any]], str]:
+    """For Engine.forecast: facts of a sample phase -> the sentence, from the newest records in `folder`."""
+
+    def forecast(facts: Mapping[str, Any]) -> str:
+        runs = []
+        for path in sorted(folder.glob("*.jsonl"))[-NEWEST:]:
+            try:
+                runs.append(read_run(path))
+            except FileError:
+                continue  # `ltx25 runs` names it; a render has other things to say
+        return Forecast(runs, device_name(device), str(facts.get("model"))).sentence(facts)
+
+    return forecast
+
+
+def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:
+    """Too few geometries for a law: the nearest one, in proportion to its arithmetic."""
+    tokens = min(found.seconds, key=lambda tokens: abs(sum(found.terms[tokens]) - tflop))
+    each = statistics.median(seconds for run in found.seconds[tokens] for seconds in run)
+    known, n = sum(found.terms[tokens]), len(found.seconds)
+    seen = abs(tflop / known - 1) <= NEAR and not other
+    basis = "this geometry, measured" if seen else f"{n} geometr{'y' if n == 1 else 'ies'}{other} in proportion, not a law"
+    return Guess(each * tflop / known, found.warm_up or 0.0, basis, not seen)
+

@@ -1,0 +1,255 @@
+"""Time and memory of a render before anything is loaded, from this device's records, or from arithmetic where it has none.
+
+    planner = Planner(models, device, read_runs(folder)[0])
+    plan = planner.plan(request)                                   # phases, peaks, what each number rests on
+    planner.largest(request, Budget(seconds=600, device=24 << 30, host=None))
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from ..connector import context_length
+from ..dit.modality import LegPlan
+from ..guidance import plan_legs
+from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
+from ..request import Request
+from ..sampler import sampler_of
+from ..shapes import MAX_FRAMES, AudioLatentShape
+from .costs import model_of, phase_rates, rate_of
+from .flops import audio_decode_flops, connector_flops, group_flops, projection_flops, tower_flops, video_decode_flops
+from .footprint import Footprint, footprints
+from .forecast import Forecast, Guess
+from .header import device_name
+from .history import Run
+from .memory import device_free, device_total, host_free, host_now
+from .models import Models
+from .selftest import Speed, self_test
+from .units import bytes_text, rate_text, seconds_text
+from .work import TERA, group_kind
+
+PROMPT_TOKENS = 200  # of a prompt nobody has written yet
+QUICK_TEST = 0.5  # s
+
+# Without records: what share of the measured matrix-product rate a phase gets, and rates of what is no arithmetic.
+SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "sample": 0.6, "decode.video": 0.4, "decode.audio": 0.05}
+DISK = 1e9  # bytes/s
+ENCODER = 60e6  # pixels/s of the video encoder
+UNSURE = "guess"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One phase to come: s, what the number rests on, and whether it goes beyond what was measured."""
+
+    name: str
+    seconds: float
+    basis: str
+    extrapolated: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A render as predicted. Bytes; `device` is None on a CPU, where all is host memory. `tokens`: video, audio."""
+
+    request: Request
+    tokens: tuple[int, int]
+    forwards: int
+    phases: tuple[Expected, ...]
+    device: int | None
+    host: int
+    notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(phase.seconds for phase in self.phases)
+
+    def beyond(self, budget: Budget) -> list[str]:
+        """What does not fit, one reason each."""
+        reasons = []
+        if budget.seconds is not None and self.seconds > budget.seconds:
+            reasons.append(f"it takes about {seconds_text(self.seconds, rough=True)}, and {seconds_text(budget.seconds, rough=True)} are given")
+        for name, need, have in (("device", self.device, budget.device), ("host", self.host, budget.host)):
+            if need is not None and have is not None and need > have:
+                reasons.append(f"it needs {bytes_text(need)} of {name} memory, and {bytes_text(have)} are given")
+        return reasons
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits; None: no limit. s, bytes."""
+
+    seconds: float | None
+    device: int | None
+    host: int | None
+
+
+class Planner:
+    """Predicts for one model on one device. `runs`: records, of any device; those of this one and this model are used."""
+
+    def __init__(self, models: Models, device: torch.device, runs: Sequence[Run], batched: bool | None = None, speed: Speed | None = None) -> None:
+        """`batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None."""
+        self.models, self.device = models, device
+        self._name = device_name(device)
+        self._batched = device.type != "cpu" if batched is None else batched
+        self._runs = [run for run in runs if run.header.get("device") == self._name]
+        self._forecast = Forecast(self._runs, self._name, models.signature)
+        self._runs = [run for run in self._runs if model_of(run) == models.signature]
+        self._rates = phase_rates(self._runs, self._name)
+        self._memory = footprints(self._runs, models)
+        self._given_speed = speed
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._forecast.series)
+
+    def free(self) -> Budget:
+        """What this machine has free now."""
+        return Budget(None, device_free(self.device) if self.device.type != "cpu" else None, host_free())
+
+    def plan(self, request: Request, batch: int = 1) -> Plan:
+        """Predict `batch` clips of `request`. Reads and loads nothing."""
+        models = self.models
+        latent = request.video.latent(models.compression, models.dit.in_channels)
+        sound = AudioLatentShape.of_clip(request.frames, request.frame_rate)
+        groups = Counter(plan for plan in plans_of(request, models.dit.layers) if plan is not None)
+        prompts = 1 if request.negative is None else 2
+        pixels = request.width * request.height * request.frames * batch
+        text = context_length(PROMPT_TOKENS)
+        phases = [
+            self._phase("load.read", sum(models.read.values()), None),
+            self._phase("text.tower", PROMPT_TOKENS, tower_flops(models.tower, PROMPT_TOKENS).total, prompts),
+            self._phase("text.project", PROMPT_TOKENS, projection_flops(models.tower, models.connectors, PROMPT_TOKENS).total, prompts),
+            self._phase("text.connect", 1, connector_flops(models.connectors, text).total, prompts),
+            self._sampling(groups, latent.tokens, sound.tokens, text, batch),
+            self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
+            self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch),
+            self._phase("mux", pixels, None),
+        ]
+        rows = max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
+        device, host = self._peaks(Footprint(latent, sound, rows, batch))
+        forwards = sum(len(plan.legs) * n for plan, n in groups.items())
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes())
+
+    def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
+        """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
+        side, frames = self.models.compression.side, self.models.compression.frames
+        shape = request.width / request.height
+
+        def longer(n: int) -> Request:
+            return replace(request, frames=(n - 1) * frames + 1)
+
+        def larger(n: int) -> Request:
+            return replace(request, height=n * side, width=max(1, round(n * shape)) * side)
+
+        most_frames = (MAX_FRAMES - 1) // frames + 1
+        most_rows = int(8192 / side / max(1.0, shape))
+        found = [self._last_that_fits(make, most, budget, batch) for make, most in ((longer, most_frames), (larger, most_rows))]
+        return [plan for plan in found if plan is not None]
+
+    def smallest(self, request: Request) -> Plan:
+        """The least a render with these settings can be: one cell of one frame."""
+        side = self.models.compression.side
+        return self.plan(replace(request, width=side, height=side, frames=1))
+
+    def _last_that_fits(self, make, most: int, budget: Budget, batch: int) -> Plan | None:
+        """Largest n in 1..most whose plan fits; time and memory grow with n."""
+        low, high, best = 1, most, None
+        while low <= high:
+            middle = (low + high) // 2
+            plan = self.plan(make(middle), batch)
+            if plan.beyond(budget):
+                high = middle - 1
+            else:
+                low, best = middle + 1, plan
+        return best
+
+    @cached_property
+    def _speed(self) -> Speed:
+        return self._given_speed or self_test(self.device, QUICK_TEST)
+
+    def _phase(self, name: str, units: float, flops: float | None, times: int = 1) -> Expected:
+        rate = self._rates.get(name)
+        if rate is not None:
+            basis = f"{rate.samples} phase{'s' if rate.samples > 1 else ''} of {rate.sizes} size{'s' if rate.sizes > 1 else ''} measured here"
+            outside = not rate.least <= units <= rate.most and not name.startswith("load")  # a file is read at one rate
+            return Expected(name, times * rate.seconds(units), basis + (", extrapolated" if outside else ""), outside)
+        if flops is None:
+            assumed = DISK if name.startswith("load") else ENCODER
+            unit = rate_text(DISK) if name.startswith("load") else f"{ENCODER / 1e6:.0f} megapixels/s"
+            return Expected(name, units / assumed, f"{UNSURE}: {unit} assumed", True)
+        share = SHARE[name]
+        seconds = times * flops / (share * self._speed.flops)
+        return Expected(name, seconds, f"{times * flops / TERA:.3g} TFLOP at {100 * share:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s", True)
+
+    def _sampling(self, groups: Mapping[LegPlan, int], video: int, audio: int, text: int, batch: int) -> Expected:
+        seconds, bases, beyond = 0.0, [], False
+        for plan, count in groups.items():
+            flops = group_flops(self.models.dit, plan, video, audio, text) * batch
+            legs = "+".join(leg.value for leg in plan.legs)
+            work = flops.linear / TERA, flops.attention / TERA
+            guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, self._batched)
+            if guess is None:
+                rate = SHARE["sample"] * self._speed.flops
+                basis = f"{UNSURE}: {100 * SHARE['sample']:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s, no record of this device"
+                guess = Guess(flops.total / rate, 0.0, basis, True)
+            seconds += count * guess.seconds + guess.warm_up
+            bases.append(guess.basis)
+            beyond = beyond or guess.extrapolated
+        return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond)
+
+    def _peaks(self, clip: Footprint) -> tuple[int | None, int]:
+        """Most bytes on the device (None on a CPU) and on the host. Parts stay loaded until another needs their room."""
+        models, on_cpu = self.models, self.device.type == "cpu"
+        capacity = device_total(self.device)
+        baseline = self._host_baseline()
+        loaded: dict[str, int] = {}
+        device = host = 0
+        for phase, part in PARTS.items():
+            loaded[part] = models.held[part]
+            working = self._working(phase, clip)
+            if capacity is not None and sum(loaded.values()) + working["device"] > capacity:
+                loaded = {part: loaded[part]}
+            device = max(device, sum(loaded.values()) + working["device"])
+            host = max(host, baseline + working["host"] + (sum(loaded.values()) + working["device"] if on_cpu else 0))
+        return (None if on_cpu else device), host
+
+    def _working(self, phase: str, clip: Footprint) -> dict[str, int]:
+        """Bytes beside the weights: arithmetic, corrected by what this device's records measured."""
+        estimate = clip.working(phase, self.models, self.device.type)
+        corrected = {}
+        for place, size in estimate.items():
+            measured = self._memory.get((phase, place))
+            corrected[place] = int(rate_of(measured, "byte").seconds(size)) if measured and size else size
+        return corrected
+
+    def _host_baseline(self) -> int:
+        """The process before it loads: measured in records, else this process now."""
+        starts = [run.phases[0]["host_before"] for run in self._runs if run.phases and run.phases[0]["host_before"]]
+        return int(statistics.median(starts)) if starts else host_now() or 1 << 30
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.has_records:
+            return ()
+        speed = f"{self._speed.flops / TERA:.3g} TFLOP/s in {self._speed.dtype}, {rate_text(self._speed.copy)}"
+        return (
+            f"No records of {self.models.signature} on {self._name}: times are from the FLOP model and a {QUICK_TEST:g} s test of the device "
+            f"({speed}), memory from arithmetic. A render or three here make them measured.",
+        )
+
+
+PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
+
+
+def plans_of(request: Request, blocks: int) -> list[LegPlan | None]:
+    """The legs of every model call of `request`, in order; None: no call. Raises InputError for stg_blocks of another model."""
+    sigmas, schedule = request.noise_levels()
+    sampler = sampler_of(request.sampler, schedule, request.eta)
+    video, audio = request.guidance(blocks)
+    return [plan_legs(video, audio, call.guided_as[0], sampler.uncond) for call in sampler.calls(sigmas)]
