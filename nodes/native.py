@@ -46,8 +46,8 @@ class NativeSampler:
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         asked: list[float] = []
 
-        def write_down(x: torch.Tensor, sigma: torch.Tensor, **_: Any) -> torch.Tensor:
-            asked.append(float(sigma.flatten()[0]))
+        def write_down(x: torch.Tensor, sigma: float) -> torch.Tensor:
+            asked.append(sigma)
             return torch.zeros_like(x)
 
         few = torch.zeros(1, 1, 4)
@@ -58,11 +58,9 @@ class NativeSampler:
         device = next(iter(x.values())).device
         planned = iter(self.calls(sigmas))
 
-        def model(flat: torch.Tensor, sigma: torch.Tensor, model_options: dict | None = None, **_: Any) -> torch.Tensor:
-            if (model_options or {}).get("sampler_post_cfg_function"):
-                raise InputError("Native CFG++ samplers need guidance of the host's own; use LTX-2.5 Sampler with one of its samplers.")
+        def model(flat: torch.Tensor, sigma: float) -> torch.Tensor:
             call = next(planned, None)
-            if call is None or abs(call.sigma - float(sigma.flatten()[0])) > 1e-5:
+            if call is None or abs(call.sigma - sigma) > 1e-5:
                 raise InputError("This sampler chooses its noise levels while it runs; use one with fixed steps, such as euler.")
             return self._flat(predict(predict.blend(self._tokens(flat))).x0)
 
@@ -101,11 +99,13 @@ class _ModelWrap:
 
     def __init__(self, model: Callable) -> None:
         self._model = model
-        self.inner_model = SimpleNamespace(model_sampling=_FlowSampling(), scale_latent_inpaint=lambda latent_image, **_: latent_image)
-        self.model_patcher = SimpleNamespace(model=self.inner_model)
+        self.inner_model = SimpleNamespace(model_sampling=_FlowSampling())
+        self.model_patcher = SimpleNamespace(model=self.inner_model, get_model_object=lambda name: getattr(self.inner_model, name))
 
-    def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return self._model(x, sigma, **kwargs)
+    def __call__(self, x: torch.Tensor, sigma: torch.Tensor, model_options: dict | None = None, **_: Any) -> torch.Tensor:
+        if (model_options or {}).get("sampler_post_cfg_function"):
+            raise InputError("Native CFG++ samplers look into the host's own guidance; use LTX-2.5 Sampler with one of its samplers.")
+        return self._model(x, float(sigma.flatten()[0]))
 
 
 class _FlowSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
