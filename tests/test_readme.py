@@ -63,8 +63,8 @@ def test_commands_shown_are_commands_that_exist():
     shown = set(re.findall(r"ltx25 (\w+)", "\n".join(re.findall(r"^    .*ltx25 .*$|`ltx25 [^`]+`", README, re.MULTILINE))))
     assert shown <= known and {"render", "tiny"} <= shown
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", README)) - {"--help"}
-    options = set(parser()._subparsers._group_actions[0].choices["render"]._option_string_actions)
-    assert flags <= options
+    choices = parser()._subparsers._group_actions[0].choices
+    assert flags <= set(choices["render"]._option_string_actions) | set(choices["plan"]._option_string_actions)
 
 
 def test_every_command_sets_itself_up():
