@@ -23,7 +23,7 @@ from .dit import KEEP_STORED, DiT
 from .errors import FileError
 from .residency import Part, Piece
 from .text import FeatureProjection, Tower
-from .video import DECODER_UNUSED, ConvDecoder
+from .video import DECODER_UNUSED, build_decoder
 
 TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE, AUDIO_VAE = "text encoder", "connectors", "transformer", "video VAE", "audio VAE"
 
@@ -74,7 +74,7 @@ def open_parts(files: Files, device: torch.device) -> Opened:
         TEXT: _text_pieces(text_encoder, tower, compute),
         CONNECTORS: _connector_pieces(transformer, connectors, compute),
         TRANSFORMER: [Piece("dit", lambda: DiT(dit), transformer, transformer_prefix(transformer), compute, CONNECTOR_TENSORS, KEEP_STORED)],
-        VIDEO_VAE: [Piece("decoder", lambda: ConvDecoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
+        VIDEO_VAE: [Piece("decoder", lambda: build_decoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig
 from .conv_decoder import ConvDecoder
 from .decode import VideoDecoder, decode_video
+from .diffusion_decoder import DiffusionDecoder
 
 # Tensors of published or known files that decoding does not need, relative to the file's prefix. `type_emb` tags
 # keyframes in later upstream releases; `coarse_*` is a preview head; the statistics beyond two are of other trainings.
 DECODER_UNUSED = ("encoder.*", "decoder.type_emb", "decoder.coarse_*", "per_channel_statistics.channel", "per_channel_statistics.mean-of-stds*")
 
-__all__ = ["DECODER_UNUSED", "ConvDecoder", "VideoDecoder", "decode_video"]
+__all__ = ["DECODER_UNUSED", "ConvDecoder", "DiffusionDecoder", "VideoDecoder", "build_decoder", "decode_video"]
+
+
+def build_decoder(config: ConvDecoderConfig | DiffusionDecoderConfig) -> ConvDecoder | DiffusionDecoder:
+    """The decoder that a file's configuration asks for, unfilled."""
+    return ConvDecoder(config) if isinstance(config, ConvDecoderConfig) else DiffusionDecoder(config)

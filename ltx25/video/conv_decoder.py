@@ -20,6 +20,7 @@ from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
 from .conv_plan import ConvPlan, conv_plan
 from .frames import Activated, Added, Convolved, FrameConv, Given, Stage, Unfolded
+from .output import Part
 from .pace import Pace
 from .shuffle import patch_run_order, run_order
 from .statistics import ChannelStatistics
@@ -64,14 +65,14 @@ class ConvDecoder(nn.Module):
         chunk = _CHUNK if weight.device.type == "cuda" else _CHUNK_ELSEWHERE
         return conv_plan(self.config, shape, free, weight.dtype.itemsize, chunk)
 
-    def smaller(self, plan: ConvPlan) -> ConvPlan | None:
+    def smaller(self, shape: VideoLatentShape, plan: ConvPlan) -> ConvPlan | None:
         return plan.smaller()
 
-    def frames(self, latent: torch.Tensor, plan: ConvPlan, seed: int, phase: Phase) -> Iterator[tuple[int, torch.Tensor]]:
+    def parts(self, latent: torch.Tensor, plan: ConvPlan, seed: int, phase: Phase) -> Iterator[Part]:
         """`stream`, reported chunk by chunk; there is no noise, so `seed` changes nothing."""
         pace = Pace(phase, latent.device, "chunk")
-        for chunk in self.stream(latent, plan.chunk):
-            yield chunk
+        for first, frames in self.stream(latent, plan.chunk):
+            yield Part(first, 0, 0, frames, None)
             pace.unit()
         pace.finish()
 

@@ -23,6 +23,10 @@ class ConvPlan:
         return -(-self.frames // self.chunk)
 
     @property
+    def tiles(self) -> int:
+        return 1
+
+    @property
     def text(self) -> str:
         return f"{self.chunk} frames at a time"
 

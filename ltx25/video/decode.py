@@ -11,16 +11,20 @@ import torch
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape
-from .output import FrameOutput
+from .output import FrameOutput, Part
 
 logger = logging.getLogger(__name__)
 
 
 class Plan(Protocol):
-    """How one clip is decoded. `units`: ticks of progress it takes; `text` names the choice to the user."""
+    """How one clip is decoded. `units`: ticks of progress it takes; `tiles`: parts that overlap, 1 for none; `text` names
+    the choice to the user."""
 
     @property
     def units(self) -> int: ...
+
+    @property
+    def tiles(self) -> int: ...
 
     @property
     def text(self) -> str: ...
@@ -38,11 +42,11 @@ class VideoDecoder(Protocol):
     def plan(self, shape: VideoLatentShape, tiling: str, free: int | None) -> Plan:
         """The fastest plan that fits into `free` bytes (None: not known)."""
 
-    def smaller(self, plan: Plan) -> Plan | None:
+    def smaller(self, shape: VideoLatentShape, plan: Plan) -> Plan | None:
         """The next plan that needs less memory."""
 
-    def frames(self, latent: torch.Tensor, plan: Plan, seed: int, phase: Phase) -> Iterator[tuple[int, torch.Tensor]]:
-        """Decode (1, C, t, h, w): (first frame, frames (f, H, W, 3) in about -1..1); ticks `plan.units` times."""
+    def parts(self, latent: torch.Tensor, plan: Plan, seed: int, phase: Phase) -> Iterator[Part]:
+        """Decode (1, C, t, h, w) part by part; ticks `plan.units` times."""
 
 
 def decode_video(
@@ -65,16 +69,16 @@ def decode_video(
             target = out[item * pixels.frames : (item + 1) * pixels.frames]
             source = latent[item : item + 1].to(device)
             while not _decode_item(decoder, source, plan, seed + item, target, phase):
-                plan = _retreat(decoder, plan, device, phase, items - item)
+                plan = _retreat(decoder, shape, plan, device, phase, items - item)
     return out
 
 
 def _decode_item(decoder: VideoDecoder, latent: torch.Tensor, plan: Plan, seed: int, target: torch.Tensor, phase: Phase) -> bool:
     """Decode one item into `target`; False when the device's memory ran out."""
     try:
-        output = FrameOutput(target, latent.device)
-        for first, frames in decoder.frames(latent, plan, seed, phase):
-            output.put(first, frames)
+        output = FrameOutput(target, latent.device, shared=plan.tiles > 1)
+        for part in decoder.parts(latent, plan, seed, phase):
+            output.put(part)
         finite = output.finish()
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -86,11 +90,13 @@ def _decode_item(decoder: VideoDecoder, latent: torch.Tensor, plan: Plan, seed: 
     return True
 
 
-def _retreat(decoder: VideoDecoder, plan: Plan, device: torch.device, phase: Phase, items: int) -> Plan:
+def _retreat(
+    decoder: VideoDecoder, shape: VideoLatentShape, plan: Plan, device: torch.device, phase: Phase, items: int
+) -> Plan:
     """The next smaller plan, after freeing what the failed one left; `items` are still to be decoded."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    smaller = decoder.smaller(plan)
+    smaller = decoder.smaller(shape, plan)
     if smaller is None:
         raise torch.OutOfMemoryError(
             f"decode.video does not fit into the device's memory even with {plan.text}; unload other models, or sample a smaller or shorter clip."

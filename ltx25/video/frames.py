@@ -43,10 +43,10 @@ class Given(Stage):
 
     def __init__(self, frames: torch.Tensor) -> None:
         super().__init__(frames.shape[0], frames[:0])
-        self._frames = frames
+        self.frames = frames
 
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
-        return between_margins(self._frames[self.at : to], lead, trail)
+        return between_margins(self.frames[self.at : to], lead, trail)
 
 
 class Activated(Stage):
@@ -101,13 +101,10 @@ class Added(Stage):
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
         made = self._before.advance(to, 0, 0)
         out = with_margins(made, lead, trail) if lead or trail else made
-        done = 0
-        while done < made.shape[0]:
-            skip = self._tap.popleft()
-            n = min(skip.shape[0], made.shape[0] - done)
-            torch.add(made[done : done + n], skip[:n], out=out[lead + done : lead + done + n])
-            if n < skip.shape[0]:  # a copy, so that the frames already used can be freed
-                self._tap.appendleft(skip[n:].clone())
+        done = lead
+        for skip in take(self._tap, made.shape[0]):
+            n = skip.shape[0]
+            torch.add(made[done - lead : done - lead + n], skip, out=out[done : done + n])
             done += n
         return out
 
@@ -153,6 +150,19 @@ class FrameConv(nn.Module):
         x = frames.permute(3, 0, 1, 2).unsqueeze(0)  # (1, C, F, H, W) in channels-last memory
         y = F.conv3d(x, self.conv.weight, self.conv.bias, padding=(0, 1, 1))
         return y.squeeze(0).permute(1, 2, 3, 0).contiguous()
+
+
+def take(tapped: deque[torch.Tensor], frames: int) -> list[torch.Tensor]:
+    """Remove the first `frames` frames, in pieces; what is left of a piece is copied, so that the rest can be freed."""
+    taken = []
+    while frames:
+        piece = tapped.popleft()
+        if frames < piece.shape[0]:
+            tapped.appendleft(piece[frames:].clone())
+            piece = piece[:frames]
+        taken.append(piece)
+        frames -= piece.shape[0]
+    return taken
 
 
 def with_margins(like: torch.Tensor, lead: int, trail: int) -> torch.Tensor:

@@ -3,61 +3,91 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
 from .pace import wait
 
-_SLOT_BYTES = 32 << 20  # page-locked host memory of one copy in flight
+_SLOT_BYTES = 32 << 20  # page-locked host memory of one copy in flight, or one frame where that is more
 _SLOTS = 3
 
 
-class FrameOutput:
-    """Fills `out` (F, H, W, 3) float32 on the CPU with frames that a device finishes in any order of whole stretches.
+@dataclass(frozen=True)
+class Part:
+    """Finished pixels (f, H, W, 3) in about -1..1, not clamped, at (first frame, top px, left px) of the clip.
 
-    From CUDA the frames go through a few page-locked buffers on a stream of their own; `out` itself is written once.
+    share: (H, W) weight of this part where parts overlap, adding up to one; None where they do not.
     """
 
-    def __init__(self, out: torch.Tensor, device: torch.device) -> None:
-        self._out = out
+    first: int
+    top: int
+    left: int
+    pixels: torch.Tensor
+    share: torch.Tensor | None
+
+
+class FrameOutput:
+    """Fills `out` (F, H, W, 3) float32 on the CPU with the parts that a device finishes.
+
+    From CUDA they go through a few page-locked buffers on a stream of their own. `out` is written once, or, where parts
+    overlap (`shared`), added up.
+    """
+
+    def __init__(self, out: torch.Tensor, device: torch.device, shared: bool) -> None:
+        self._out = out.zero_() if shared else out
         self._device = device
+        self._shared = shared
         self._poison = torch.zeros((), device=device)  # NaN once a value was not finite
+        self._flying: deque[tuple[torch.cuda.Event, torch.Tensor, torch.Tensor]] = deque()
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            self._free = [torch.empty(_SLOT_BYTES // 4, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
-            self._flying: deque[tuple[torch.cuda.Event, torch.Tensor, torch.Tensor]] = deque()
+            floats = max(_SLOT_BYTES // 4, out[0].numel())
+            self._free = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
 
-    def put(self, first: int, frames: torch.Tensor) -> None:
-        """Frames (f, H, W, 3) in -1..1 for out[first:first + f]; values beyond the range are clamped."""
-        self._poison += frames.sum(dtype=torch.float32) * 0
-        mapped = frames.to(torch.float32).mul(0.5).add_(0.5).clamp_(0, 1)
-        target = self._out[first : first + frames.shape[0]]
+    def put(self, part: Part) -> None:
+        """Take over a part; -1..1 becomes 0..1, values beyond are clamped (once overlapping parts are added up)."""
+        self._poison += part.pixels.sum(dtype=torch.float32) * 0
+        mapped = part.pixels.to(torch.float32).mul(0.5).add_(0.5)
+        mapped = mapped.clamp_(0, 1) if part.share is None else mapped.mul_(part.share[:, :, None])
+        mapped = mapped.contiguous()
+        frames, height, width, _ = mapped.shape
+        target = self._out[part.first : part.first + frames, part.top : part.top + height, part.left : part.left + width]
         if self._device.type != "cuda":
-            target.copy_(mapped)
+            self._store(target, mapped)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        source, target = mapped.view(-1), target.view(-1)
-        for begin in range(0, source.numel(), _SLOT_BYTES // 4):
-            piece = source[begin : begin + _SLOT_BYTES // 4]
-            if not self._free:
-                self._land()
-            slot = self._free.pop()
-            with torch.cuda.stream(self._stream):
-                slot[: piece.numel()].copy_(piece, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record()
-            self._flying.append((event, slot, target[begin : begin + piece.numel()]))
+        step = max(1, _SLOT_BYTES // (mapped[0].numel() * 4))
+        for begin in range(0, frames, step):
+            self._send(mapped[begin : begin + step], target[begin : begin + step])
         mapped.record_stream(self._stream)
 
     def finish(self) -> bool:
         """Wait for the last copies. False: some value that was put was NaN or infinite."""
-        if self._device.type == "cuda":
-            while self._flying:
-                self._land()
+        while self._flying:
+            self._land()
+        if self._shared:
+            self._out.clamp_(0, 1)
         return bool(torch.isfinite(self._poison))
+
+    def _send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if not self._free:
+            self._land()
+        slot = self._free.pop()
+        with torch.cuda.stream(self._stream):
+            slot[: source.numel()].copy_(source.view(-1), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._flying.append((event, slot, target))
 
     def _land(self) -> None:
         event, slot, target = self._flying.popleft()
         wait(event)
-        target.copy_(slot[: target.numel()])
+        self._store(target, slot[: target.numel()].view(target.shape))
         self._free.append(slot)
+
+    def _store(self, target: torch.Tensor, pixels: torch.Tensor) -> None:
+        if self._shared:
+            target.add_(pixels)
+        else:
+            target.copy_(pixels)

@@ -10,6 +10,8 @@ import torch
 from ..instrument.watch import Phase
 
 _AHEAD = 2  # units the host may enqueue before the oldest has ended
+_INSIDE = 16  # and pieces of a unit
+_SILENCE = 0.5  # s without a word inside a unit
 
 
 class Pace:
@@ -20,6 +22,8 @@ class Pace:
         self._cuda = device.type == "cuda"
         self._noun = noun
         self._pending: deque[torch.cuda.Event] = deque()
+        self._inside: deque[torch.cuda.Event] = deque()
+        self._told = time.monotonic()
 
     def unit(self) -> None:
         """One more unit is enqueued. Raises the host's cancel."""
@@ -34,6 +38,20 @@ class Pace:
             self._pending.popleft()
             self._tick()
 
+    def breathe(self) -> None:
+        """Inside a unit: raises the host's cancel, keeps the device's queue short, tells what goes on once a second."""
+        if self._cuda:
+            event = torch.cuda.Event()
+            event.record()
+            self._inside.append(event)
+            if len(self._inside) > _INSIDE:
+                wait(self._inside.popleft())
+        if time.monotonic() - self._told > _SILENCE:
+            self._told = time.monotonic()
+            self._phase.within(f"{self._noun} {self._phase.done + 1} of {self._phase.total}")
+        else:
+            self._phase.watch.check()
+
     def finish(self) -> None:
         """Wait for and report what is still in flight."""
         while self._pending:
@@ -42,6 +60,7 @@ class Pace:
             self._tick()
 
     def _tick(self) -> None:
+        self._told = time.monotonic()
         self._phase.tick(1, f"{self._noun} {self._phase.done + 1} of {self._phase.total}")
 
 

@@ -109,3 +109,86 @@ def _official_conv(name: str) -> str:
         if changed:
             break
     return name.replace("resnets", "res_blocks")
+
+
+DIFFUSION = {
+    "out_channels": 3,
+    "latent_channels": 8,
+    "patch_size": 2,
+    "decoder_head_dim": 16,
+    "decoder_stage_channels": (64, 32, 16, 16, 16),
+    "decoder_stage_depths": (1, 1, 1, 1, 2),
+    "decoder_stage_kernels": ((3, 3, 3),) * 4,
+    "decoder_upsample_strides": ((1, 2, 2), (2, 1, 1), (2, 2, 2), (1, 2, 2)),  # 4 frames a latent: quicker
+    "decoder_upsample_channel_reductions": (2, 2, 1, 1),
+    "decoder_stage5_kernel": (3, 3, 3),
+    "decoder_t_emb_dim": 32,
+    "spatial_compression_ratio": 16,
+    "temporal_compression_ratio": 4,
+}
+
+
+def diffusion_vae():
+    """A small diffusion decoder with every weight random."""
+    from diffusers import LTX2VideoDiffusionDecoderModel
+
+    torch.manual_seed(0)
+    model = LTX2VideoDiffusionDecoderModel(**DIFFUSION).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 and "norm" in name:
+                parameter.normal_(1, 0.1)
+            elif parameter.ndim == 1 or "table" in name:
+                parameter.normal_(0, 0.1)
+            else:
+                parameter.normal_(0, parameter.shape[1] ** -0.5)
+    model.latents_mean.normal_(0, 0.3)
+    model.latents_std.uniform_(0.5, 1.5)
+    return model
+
+
+def write_diffusion_vae(model, path: Path) -> Path:
+    """`diffusion_vae()` under the official names, with the metadata of a nested file; it has no encoder weights."""
+    d = DIFFUSION
+    space, time, both = (["compress_" + kind + "_res", {"multiplier": 1}] for kind in ("space", "time", "all"))
+    config = {
+        "_class_name": "CausalDiffusionVAE",
+        "model_output_type": "x0",
+        "encoder": {
+            "out_channels": d["latent_channels"],
+            "blocks": [RES, space, RES, time, RES, both, RES, space, RES],
+            "patch_size": d["patch_size"],
+            "latent_log_var": "constant",
+        },
+        "decoder": {
+            "_class_name": "NADiffusionDecoder",
+            "in_channels": d["latent_channels"],
+            "patch_size": d["patch_size"],
+            "head_dim": d["decoder_head_dim"],
+            "stage_channels": d["decoder_stage_channels"],
+            "stage_depths": d["decoder_stage_depths"],
+            "stage_kernels": d["decoder_stage_kernels"],
+            "upsamples": list(zip(d["decoder_upsample_strides"], d["decoder_upsample_channel_reductions"], strict=True)),
+            "stage5_kernel": d["decoder_stage5_kernel"],
+            "t_emb_dim": d["decoder_t_emb_dim"],
+            "timestep_scale_multiplier": model.config.decoder_timestep_scale_multiplier,
+            "default_num_inference_steps": 1,
+        },
+    }
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in (
+            ("t_embedder.timestep_embedder.linear_1.", "t_embedder.mlp.0."),
+            ("t_embedder.timestep_embedder.linear_2.", "t_embedder.mlp.2."),
+            (".attn.to_out.0.", ".attn.proj."),
+            (".attn.norm_q.", ".attn.q_norm."),
+            (".attn.norm_k.", ".attn.k_norm."),
+        ):
+            name = name.replace(old, new)
+        name = {"latents_mean": "per_channel_statistics.mean-of-means", "latents_std": "per_channel_statistics.std-of-means"}.get(name, name)
+        tensors[name] = tensor.clone().contiguous()
+    for name in [name for name in tensors if ".attn.to_q." in name]:
+        rows = [tensors.pop(name.replace("to_q", part)) for part in ("to_q", "to_k", "to_v")]
+        tensors[name.replace("to_q", "qkv")] = torch.cat(rows)
+    save_file(tensors, path, {"config": json.dumps({"vae": config})})
+    return path

@@ -9,6 +9,7 @@ from comfyui_ltx25.ltx25.video.conv_plan import conv_plan, peak_bytes
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.golden import Golden
 from comfyui_ltx25.tests.support.loading import load
+from comfyui_ltx25.tests.support.memory import peak_bytes_held
 from comfyui_ltx25.tests.support.random_weights import fill_random
 from comfyui_ltx25.tests.support.video_oracle import conv_vae, write_conv_vae
 from hypothesis import given, settings
@@ -123,25 +124,10 @@ def test_two_streams_of_one_decoder_do_not_disturb_each_other(tiny):
 
 
 def test_memory_does_not_grow_with_the_clip(tiny):
-    short, long = (peak_of(tiny, torch.zeros(1, 4, t, 4, 4), chunk=8) for t in (24, 96))
+    short, long = (peak_bytes_held(lambda t=t: tiny.stream(torch.zeros(1, 4, t, 4, 4), 8)) for t in (24, 96))
     latents = 4 * 4 * 4 * 4 * (96 - 24)  # bytes of latent the longer clip brings along, un-normalised once
     assert long <= short + 2 * latents, (short, long)
-    assert peak_of(tiny, torch.zeros(1, 4, 96, 4, 4), chunk=10**6) > 4 * long
-
-
-def peak_of(decoder, latent, chunk):
-    """Largest number of bytes held at once while streaming, by the allocations a CPU profile records."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        for _ in decoder.stream(latent, chunk):
-            pass
-    held = peak = 0
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
+    assert peak_bytes_held(lambda: tiny.stream(torch.zeros(1, 4, 96, 4, 4), 10**6)) > 4 * long
 
 
 def test_the_published_file_has_nothing_missing_and_nothing_left_over(tmp_path):

@@ -1,0 +1,60 @@
+"""Pixels between noise and picture, as stages of frames (frames.py): cells (F, H / p, W / p, 3 p p) in run order."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from .frames import Stage, between_margins, take, with_margins
+
+
+class NoiseCells(Stage):
+    """Cells of noise (3, F, H, W), brought to the device as they are asked for."""
+
+    def __init__(self, noise: torch.Tensor, patch: int, like: torch.Tensor) -> None:
+        _, frames, height, width = noise.shape
+        super().__init__(frames, like.new_empty(0, height // patch, width // patch, 3 * patch * patch))
+        self._noise = noise
+        self._patch = patch
+
+    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
+        out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
+        part, p = self._noise[:, self.at : to].to(self.nothing.device), self._patch
+        channels, frames, height, width = part.shape
+        cells = part.view(channels, frames, height // p, p, width // p, p).permute(1, 2, 4, 3, 5, 0)
+        out[lead : lead + frames].view(cells.shape).copy_(cells)
+        return out
+
+
+class Tapped(Stage):
+    """The frames of `before` in `dtype`; `tap`, where given, keeps them as they were."""
+
+    def __init__(self, before: Stage, dtype: torch.dtype, tap: deque[torch.Tensor] | None) -> None:
+        super().__init__(before.length, before.nothing.to(dtype))
+        self._before = before
+        self._tap = tap
+
+    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
+        x = self._before.advance(to, lead, trail)
+        if self._tap is not None:
+            self._tap.append(x[lead : x.shape[0] - trail])
+        return x.to(self.nothing.dtype)
+
+
+class Euler(Stage):
+    """One step from noise level `now` to `later`: x - (now - later) v, where v is predicted or (x - x0) / now."""
+
+    def __init__(self, predicted: Stage, tap: deque[torch.Tensor], output: str, now: float, later: float) -> None:
+        super().__init__(predicted.length, predicted.nothing.to(torch.promote_types(predicted.nothing.dtype, torch.float32)))
+        self._before = predicted
+        self._tap = tap
+        self._output = output
+        self._now = now
+        self._later = later
+
+    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
+        made = self._before.advance(to, 0, 0).to(self.nothing.dtype)
+        x = torch.cat(take(self._tap, made.shape[0]))
+        velocity = made if self._output == "v" else (x - made) / self._now
+        return between_margins(x - (self._now - self._later) * velocity, lead, trail)

@@ -1,0 +1,196 @@
+"""The diffusion video decoder: a latent is grown into a context, and pixels are denoised beside it, window by window.
+
+Source: the published file's tensors and configuration, and the official decoder's plain ("combined") path. Nothing is
+convolved: every stage is linear layers and windowed attention, channels last. Time is streamed exactly (attended.py).
+
+Two copies of the last latent frame are appended, so that the windows of the real last frame do not have to move inward;
+the context they make is never read. A latent smaller than the smallest grid on which every window fits is edge-padded
+first, noise is drawn for the padded canvas, and the frames are cropped back (the official size floor).
+
+Where this differs from the official code on purpose: between steps the pixels stay float32 (official: the weights' dtype).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from ..config.video_layout import DiffusionDecoderConfig
+from ..instrument.watch import Phase
+from ..shapes import Compression, VideoLatentShape
+from .attended import Attended, Context, Denoised, Projected, Repeated, Shared
+from .canvas import Crop, draw_noise
+from .denoise import Euler, NoiseCells, Tapped
+from .diffusion_plan import DiffusionPlan, choose, diffusion_plans
+from .frames import Given, Stage, Unfolded
+from .na_blocks import Network, wide
+from .output import Part
+from .pace import Pace
+from .shuffle import patch_run_order, run_order
+from .statistics import ChannelStatistics
+from .tiling import Span
+
+
+class DiffusionDecoder(nn.Module):
+    """Statistics and diffusion decoder of one file; names are the file's after its prefix."""
+
+    def __init__(self, config: DiffusionDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.per_channel_statistics = ChannelStatistics(config.latent_channels)
+        self.decoder = Network(config)
+        self._prepared = False
+
+    @property
+    def compression(self) -> Compression:
+        return self.config.compression
+
+    @property
+    def latent_channels(self) -> int:
+        return self.config.latent_channels
+
+    def plan(self, shape: VideoLatentShape, tiling: str, free: int | None) -> DiffusionPlan:
+        """The fastest plan that fits; "off": never tiles unless memory runs out (`smaller`)."""
+        return choose(self._plans(shape, tiled=tiling == "auto"), free)
+
+    def smaller(self, shape: VideoLatentShape, plan: DiffusionPlan) -> DiffusionPlan | None:
+        return next((other for other in self._plans(shape, tiled=True) if other.bytes < plan.bytes), None)
+
+    def _plans(self, shape: VideoLatentShape, tiled: bool) -> list[DiffusionPlan]:
+        canvas = Crop.of(self.config, shape).canvas
+        frames, weight = shape.pixels(self.compression).frames, self.decoder.conv_in.weight
+        return diffusion_plans(self.config, canvas, frames, weight.dtype.itemsize, tiled)
+
+    def parts(self, latent: torch.Tensor, plan: DiffusionPlan, seed: int, phase: Phase) -> Iterator[Part]:
+        """`stream` with noise drawn from `seed` by a CPU generator in float32, reported slab by slab."""
+        pace = Pace(phase, latent.device, "chunk")
+        noise = draw_noise(self.config, VideoLatentShape(*latent.shape[1:]), seed)
+        for part in self.stream(latent, noise, plan, pace.breathe):
+            yield part
+            pace.unit()
+        pace.finish()
+
+    @torch.no_grad()
+    def stream(self, latent: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, breathe: Callable[[], None]) -> Iterator[Part]:
+        """Decode one normalised latent (1, C, t, h, w).
+
+        noise: (1, 3, F, H, W) standard normal for the canvas (`draw_noise`), on any device. Slabs are exact; tiles agree
+        with an untiled decode except near their borders, where they are blended. `breathe` is called after every slab
+        of every block and may raise to cancel.
+        """
+        self._prepare()
+        crop = Crop.of(self.config, VideoLatentShape(*latent.shape[1:]))
+        features = self._features(self._padded(latent, crop), breathe)
+        for rows in plan.rows:
+            for columns in plan.columns:
+                yield from self._tile(features, noise, plan, crop, rows, columns, breathe)
+
+    def _tile(
+        self, features: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
+    ) -> Iterator[Part]:
+        """One tile of the canvas, cropped to the clip."""
+        side = self.compression.side
+        fine = features.shape[1] // crop.canvas.height  # feature cells per latent cell
+        here = features
+        if plan.tiles > 1:  # a copy: blocks work in place
+            here = features[:, rows.start * fine : rows.stop * fine, columns.start * fine : columns.stop * fine].clone(memory_format=torch.contiguous_format)
+        canvas = noise[0, :, :, rows.start * side : rows.stop * side, columns.start * side : columns.stop * side]
+        stage = self._denoised(here, canvas, plan, breathe)
+        share = None
+        if plan.tiles > 1:
+            share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.device)
+        for first in range(0, plan.frames, plan.slab):
+            pixels = stage.advance(min(first + plan.slab, plan.frames), 0, 0)
+            yield crop.cut(Part(first, rows.start * side, columns.start * side, pixels, share), side)
+
+    def _features(self, latent: torch.Tensor, breathe: Callable[[], None]) -> torch.Tensor:
+        """The canvas (t, h, w, C) through all context stages but the last, whole: little beside what follows."""
+        ghosts = self.config.kernels[0][0] // 2 * 2
+        frames = torch.cat((latent, latent[-1:].expand(ghosts, -1, -1, -1)))
+        stage: Stage = Projected(self.decoder.conv_in, Given(frames))
+        for number in range(len(self.decoder.det_stages) - 1):
+            stage = self._grown(number, stage, stage.length, breathe)
+            stage = Given(stage.advance(stage.length, 0, 0))
+        return stage.advance(stage.length, 0, 0)
+
+    def _grown(self, number: int, stage: Stage, slab: int, breathe: Callable[[], None]) -> Stage:
+        """Context stage `number`: its blocks, then the finer grid."""
+        return self._finer(number, self._attended(number, stage, slab, breathe))
+
+    def _attended(self, number: int, stage: Stage, slab: int, breathe: Callable[[], None]) -> Stage:
+        for block in self.decoder.det_stages[number]:
+            stage = Attended(block, block.affines(), self.config.kernels[number], stage, slab, breathe)
+        return stage
+
+    def _finer(self, number: int, stage: Stage) -> Stage:
+        upsample = self.decoder.upsamples[number]
+        return Unfolded(Projected(upsample.proj, stage), upsample.stride)
+
+    def _denoised(self, features: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
+        """Noise (3, F, H, W) to frames (F, H, W, 3), one pass of the last stage per step."""
+        network, config = self.decoder, self.config
+        times = torch.linspace(1.0, 1.0 / config.steps, config.steps)
+        modulations = network.shared_adaln(network.t_embedder(times))
+        context = self._context(Given(features), noise.shape[1], plan, breathe)
+        state: Stage = NoiseCells(noise, config.patch, wide(features[:0]))
+        for step, (now, later) in enumerate(zip(times.tolist(), [*times.tolist()[1:], 0.0], strict=True)):
+            last = config.output == "x0" and later == 0  # then the prediction is the answer
+            tap: deque[torch.Tensor] = deque()
+            stage: Stage = Projected(network.conv_in_x_t, Tapped(state, network.conv_in_x_t.weight.dtype, None if last else tap))
+            for number, block in enumerate(network.diff_blocks):
+                reader = step * len(network.diff_blocks) + number
+                if plan.resident:
+                    stage = Given(_in_place(stage, plan.slab))
+                stage = Denoised(block, modulations[step], config.kernels[-1], stage, plan.slab, breathe, context, reader)
+            predicted = Projected(network.conv_out, stage, wide(network.norm_out.weight))
+            state = predicted if last else Euler(predicted, tap, config.output, now, later)
+        return Unfolded(state, (1, config.patch, config.patch))
+
+    def _context(self, features: Stage, frames: int, plan: DiffusionPlan, breathe: Callable[[], None]) -> Context:
+        """The last context stage for all blocks of all steps."""
+        number, readers = len(self.decoder.det_stages) - 1, self.config.steps * len(self.decoder.diff_blocks)
+        if not plan.resident:
+            return Shared(self._grown(number, features, plan.slab, breathe), readers)
+        attended = self._attended(number, features, plan.slab, breathe)
+        t = self.config.upsamples[number].stride[0]
+        made = attended.advance((frames + t - 2) // t + 1, 0, 0)  # as much as Unfolded reads for that many frames
+        return Repeated([self._finer(number, Given(made)) for _ in range(readers)])
+
+    def _padded(self, latent: torch.Tensor, crop: Crop) -> torch.Tensor:
+        """(1, C, t, h, w) -> the canvas (t, h, w, C), un-normalised, in the weights' dtype."""
+        z = latent[0].permute(1, 2, 3, 0).to(self.decoder.conv_in.weight.dtype)
+        z, canvas = self.per_channel_statistics.un_normalize(z), crop.canvas
+        for axis, (size, begin) in enumerate(zip((canvas.frames, canvas.height, canvas.width), (0, crop.above, crop.before), strict=True)):
+            index = (torch.arange(size, device=z.device) - begin).clamp(0, z.shape[axis] - 1)
+            z = z.index_select(axis, index)
+        return z
+
+    def _prepare(self) -> None:
+        """Once, on the filled weights: fold gates; run order (shuffle.py) where pixels are folded or unfolded."""
+        if self._prepared:
+            return
+        network, patch = self.decoder, self.config.patch
+        for block in network.diff_blocks:
+            block.fold_gates()
+        for upsample in network.upsamples:
+            for parameter in upsample.proj.parameters():
+                parameter.data = run_order(parameter.data, upsample.stride)
+        for parameter in network.conv_out.parameters():
+            parameter.data = patch_run_order(parameter.data, patch)
+        weight = network.conv_in_x_t.weight
+        weight.data = patch_run_order(weight.data.T, patch).T.contiguous()
+        self._prepared = True
+
+
+def _in_place(stage: Stage, slab: int) -> torch.Tensor:
+    """All frames of a stage, made slab by slab; a block over given frames writes over those it has read."""
+    if not (isinstance(stage, Denoised) and isinstance(stage.before, Given)):
+        return stage.advance(stage.length, 0, 0)
+    frames = stage.before.frames
+    for first in range(0, stage.length, slab):
+        stop = min(first + slab, stage.length)
+        frames[first:stop] = stage.advance(stop, 0, 0)
+    return frames

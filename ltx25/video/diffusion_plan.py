@@ -1,0 +1,115 @@
+"""How the diffusion decoder cuts its work, from the memory it may use: frames at a time, and tiles where that is not enough.
+
+Slabs of frames are exact, so they come first; tiles repeat work at their borders and blend. Estimates count the tensors
+that are alive together; a frame of the last stage, (H / patch) x (W / patch) x channels, is the unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..config.video_layout import DiffusionDecoderConfig
+from ..shapes import VideoLatentShape
+from .tiling import Span, spans
+
+_ORDER = tuple((slab, resident) for resident in (False, True) for slab in (32, 24, 16, 8, 4))  # fastest first
+_SMALLEST = ((2, False), (1, False), (2, True), (1, True))
+_MOST_TILES = 8  # per axis
+_LARGEST_TENSOR = 2**31 - 1  # elements: above, library kernels get slow or wrong
+
+
+@dataclass(frozen=True)
+class DiffusionPlan:
+    """`rows` x `columns` tiles of a canvas, each decoded `slab` frames at a time. Positions in latent cells.
+
+    resident: False: all blocks follow each other through the clip, so that memory does not grow with it; True: the whole
+    clip goes through one block after the other, which holds less for short clips and makes the context once per block.
+    """
+
+    frames: int
+    slab: int
+    resident: bool
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
+    bytes: int  # estimated working memory, weights excluded
+
+    @property
+    def tiles(self) -> int:
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def units(self) -> int:
+        return self.tiles * -(-self.frames // self.slab)
+
+    @property
+    def text(self) -> str:
+        tiles = f" in {len(self.rows)} x {len(self.columns)} tiles" if self.tiles > 1 else ""
+        return f"{self.slab} frames at a time{', block by block' if self.resident else ''}{tiles}"
+
+
+def diffusion_plans(
+    config: DiffusionDecoderConfig, shape: VideoLatentShape, frames: int, itemsize: int, tiled: bool
+) -> list[DiffusionPlan]:
+    """All plans for a canvas of `shape`, from the fastest to the smallest; `tiled` False: none with tiles."""
+    overlap = overlap_cells(config)
+    grids = [(1, 1)]
+    if tiled:
+        counts = range(1, _MOST_TILES + 1)
+        grids = sorted(((h, w) for h in counts for w in counts), key=lambda grid: (prod(grid), abs(grid[0] - grid[1])))
+    plans = []
+    for h, w in grids:
+        try:
+            rows, columns = spans(shape.height, h, overlap), spans(shape.width, w, overlap)
+        except ValueError:
+            continue
+        for slab, resident in _ORDER if tiled or h * w > 1 else _ORDER + _SMALLEST:
+            plan = _plan(config, shape, frames, itemsize, slab, resident, tuple(rows), tuple(columns))
+            if plan is not None and not (plans and plan.bytes >= plans[-1].bytes):
+                plans.append(plan)
+    return plans
+
+
+def choose(plans: list[DiffusionPlan], free: int | None) -> DiffusionPlan:
+    """The first plan that fits into `free` bytes (None: not known, the fastest); the smallest where none does."""
+    return next((plan for plan in plans if free is None or plan.bytes <= free), plans[-1])
+
+
+def overlap_cells(config: DiffusionDecoderConfig) -> int:
+    """Latent cells that a tile's border disturbs: the reach of all windows after the stages that are always made whole."""
+    side = config.compression.side
+    pixels = config.depths[-1] * (config.kernels[-1][1] // 2) * config.patch
+    pixels += config.depths[-2] * (config.kernels[-2][1] // 2) * config.patch * config.upsamples[-1].stride[1]
+    return -(-pixels // side)
+
+
+def _plan(
+    config: DiffusionDecoderConfig, shape: VideoLatentShape, frames: int, itemsize: int, slab: int, resident: bool, rows: tuple[Span, ...], columns: tuple[Span, ...]
+) -> DiffusionPlan | None:
+    cells = config.compression.side // config.patch
+    tile = (rows[0].stop - rows[0].start) * (columns[0].stop - columns[0].start) * cells**2 * config.channels[-1]
+    size = config.kernels[-1][0]
+    if (slab + size) * tile > _LARGEST_TENSOR and slab > 1:
+        return None
+    slab = min(slab, frames)
+    depth, half = config.depths[-1] * config.steps, size // 2
+    ahead = 0 if resident else depth * half  # frames the first block is ahead of the last
+    carried = (1 if resident else depth) * min(2 * (size - 1) + 2 * half, 3 * (frames - slab))
+    # x and q with what was pending, keys and values with what was kept, the attention's result, what the block makes
+    working = 2 * (slab + half) + 2 * (slab + size) + slab + min(frames, slab + ahead)
+    features = _features(config, shape)
+    if resident:  # x, the context before it is made finer, and one slab of it
+        step = config.upsamples[-1]
+        held = frames + slab + (frames // step.stride[0] + 2) * config.channels[-2] / config.channels[-1] / (step.stride[1] * step.stride[2])
+    else:
+        held = min(frames, slab + ahead + half)
+    return DiffusionPlan(frames, slab, resident, rows, columns, int(((carried + held + working) * tile + features) * itemsize))
+
+
+def _features(config: DiffusionDecoderConfig, shape: VideoLatentShape) -> int:
+    """Elements of what the whole stages make: the input of the last context stage."""
+    frames = shape.frames + config.kernels[0][0] // 2 * 2
+    for step in config.upsamples[:-1]:
+        frames = frames * step.stride[0] - (step.stride[0] - 1)
+    sides = prod(step.stride[1] * step.stride[2] for step in config.upsamples[:-1])
+    return frames * shape.height * shape.width * sides * config.channels[-2]

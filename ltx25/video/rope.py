@@ -1,0 +1,30 @@
+"""Absolute 3-D rope of the diffusion decoder: positions 0, 1, 2, ... per axis of the grid at hand.
+
+Attention is windowed and rope is relative, so it does not matter where a grid's positions start.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels.window_qkv import Rope
+
+_BASE = 10000.0
+
+
+def rope_split(head_dim: int) -> tuple[int, int, int]:
+    """Channels of a head that turn with t, h and w; all even. 64 -> (16, 24, 24)."""
+    t = head_dim // 4 // 2 * 2
+    side = (head_dim - t) // 2
+    return (t - 2, side + 1, side + 1) if side % 2 else (t, side, side)
+
+
+def rope(grid: tuple[int, int, int], head_dim: int, device: torch.device) -> Rope:
+    """float32 tables for a grid (T, H, W): angle = position * 10000^(-2 j / channels), frequencies from float64."""
+    cos, sin = [], []
+    for length, channels in zip(grid, rope_split(head_dim), strict=True):
+        inverse = (_BASE ** -(torch.arange(0, channels, 2, dtype=torch.float64) / channels)).to(torch.float32)
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
+        cos.append(angles.cos().to(device))
+        sin.append(angles.sin().to(device))
+    return Rope(tuple(cos), tuple(sin))
