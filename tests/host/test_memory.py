@@ -1,0 +1,92 @@
+"""A good guest: memory is shared with the host's other models, given back when asked for, and found again."""
+
+import json
+import subprocess
+
+import pytest
+from comfyui_ltx25.tests.host.conftest import PACK, comfyui, start
+
+SCRIPT = PACK / "tests" / "host" / "memory_protocol.py"
+
+
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory):
+    folder, python = comfyui()
+    run = subprocess.run([python, SCRIPT, folder, PACK], capture_output=True, text=True, cwd=tmp_path_factory.mktemp("protocol"), timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def loaded(state):
+    return {name for name, there in state.items() if there is True}
+
+
+def test_m6_the_text_encoder_leaves_when_the_transformer_needs_its_room(protocol):
+    assert loaded(protocol["after text"]) == {"text encoder", "connectors"}
+    assert "transformer" in loaded(protocol["transformer evicts the text encoder"])
+    assert "text encoder" not in loaded(protocol["transformer evicts the text encoder"])
+    assert protocol["ready again"] == protocol["transformer evicts the text encoder"]
+    assert protocol["listed once"].count("transformer") == 1
+
+
+def test_a_native_model_gets_its_memory_from_us_and_we_get_ours_back(protocol):
+    assert "transformer" not in loaded(protocol["native takes its room"]) and protocol["native takes its room"]["native"] == 22
+    assert "transformer" in loaded(protocol["and gives it back"]) and protocol["and gives it back"]["native"] == 0
+
+
+def test_a_cancelled_load_leaves_nothing_that_the_host_cannot_evict(protocol):
+    after = dict(protocol["cancelled"])
+    listed = after.pop("listed")
+    assert loaded(after) <= set(listed) and "transformer" not in loaded(after)
+
+
+def test_freeing_everything_drops_every_part_and_tells_the_engine(protocol):
+    after = dict(protocol["everything freed"])
+    assert after.pop("listed") == [] and "freed" in after.pop("told")
+    assert not loaded(after)
+    assert not loaded(protocol["only our phases load"]), "the host alone never brings a part back"
+
+
+def models(host):
+    return json.loads(host.run({"m": {"class_type": "ProbeModels", "inputs": {}}}).outputs["m"]["models"][0])
+
+
+def test_free_unloads_the_engine_and_the_next_prompt_works(host, api, find):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 301
+    assert host.run(prompt).ok
+    held = models(host)
+    assert {"transformer", "text encoder", "connectors", "video VAE", "audio VAE"} <= {entry["name"] for entry in held}
+    assert all(entry["bytes"] == entry["size"] > 0 for entry in held)
+    host.free(unload_models=True, free_memory=False)
+    assert models(host) == []
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 302
+    again = host.run(prompt)
+    assert again.ok and [text for _, text in again.texts() if text.startswith("load.read transformer ")]
+
+
+def test_m7_h6_a_queue_of_prompts_does_not_grow(host, api, find):
+    prompt = api("text_to_video_distilled_tiny")
+    sizes = []
+    for seed in range(400, 408):
+        prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = seed
+        assert host.run(prompt).ok
+        sizes.append(host.rss())
+    assert sizes[-1] - sizes[2] < 64 << 20, sizes
+    assert len(models(host)) == len({entry["name"] for entry in models(host)}), "no part is listed twice"
+
+
+def test_without_a_node_cache_files_are_read_once_and_results_stay_the_same(tiny, host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 303
+    seen = inspect(prompt, find(prompt, "LTX25Sampler"))
+    cached = seen(host.run(prompt))
+    with start(tiny, args=["--cache-none"]) as bare:
+        runs = [bare.run(prompt) for _ in range(3)]
+        assert [seen(run) for run in runs] == [cached] * 3
+        assert "LoadLTX25Checkpoint" in [prompt[key]["class_type"] for key in runs[2].executed], "this host forgets"
+        reads = [[text for _, text in run.texts() if text.startswith("load.read ")] for run in runs]
+        assert reads[0] and not reads[1] and not reads[2]
+        bare.free()
+        assert models(bare) == []
+        assert bare.run(prompt).ok
