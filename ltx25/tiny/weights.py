@@ -21,12 +21,16 @@ Shape = tuple[int, ...]
 DIFFERENCE = 0.1  # of neighbouring pixels, see `unfolded`
 
 
-def make(name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """The tensor `name` of a tiny file with that seed, in its dtype: F32 for adaLN tables, as published, BF16 for the rest."""
-    generator = torch.Generator("cpu").manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big"))
+def make(name: str, shape: Shape, seed: int, device: str = "cpu") -> torch.Tensor:
+    """The tensor `name` of a tiny file with that seed, in its dtype: F32 for adaLN tables, as published, BF16 for the rest.
+
+    Any shape will do, the published ones included; `device` is where it is made, which changes the numbers.
+    """
+    generator = torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big"))
     for pattern, rule in _RULES:
         if re.search(pattern, name):
-            value = rule(shape, generator)
+            with torch.device(device):
+                value = rule(shape, generator)
             break
     else:
         raise ValueError(f"no rule for {name} of shape {shape}")

@@ -1,0 +1,92 @@
+"""Write a set of files of the published sizes, names, dtypes and metadata, with random weights: what loading, memory and
+whole renders are measured on where the real files are not at hand.
+
+    python tests/bench/published_files.py DIR [--device cuda] [--only transformer text_encoder video_vae audio_vae]
+
+The text encoder carries the tiny tokenizer: its ids are legal in the published vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import struct
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.ltx25.checkpoint.header import DTYPES  # noqa: E402
+from comfyui_ltx25.ltx25.tiny.tokenizer import tokenizer_json  # noqa: E402
+from comfyui_ltx25.ltx25.tiny.weights import make  # noqa: E402
+from comfyui_ltx25.tests.support.files import fixture  # noqa: E402
+
+FILES = {
+    "transformer": ("diffusion_models", "ltx-2.5-22b-dev-transformer-bf16"),
+    "distilled": ("diffusion_models", "ltx-2.5-22b-distilled-transformer-bf16"),
+    "text_encoder": ("text_encoders", "gemma4-12b-with-proj-ltx-2.5-bf16"),
+    "video_vae": ("vae", "ltx-2.5-video-vae-conv-bf16"),
+    "video_vae_diffusion": ("vae", "ltx-2.5-video-vae-bf16"),
+    "audio_vae": ("vae", "ltx-2.5-audio-vae-bf16"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="*", choices=FILES, default=["transformer", "text_encoder", "video_vae", "audio_vae"])
+    options = parser.parse_args()
+    for part in options.only:
+        folder, name = FILES[part]
+        path = options.folder / folder / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        size = write(path, name, options.device)
+        seconds = time.perf_counter() - started
+        print(json.dumps({"file": str(path), "gb": round(size / 1e9, 2), "seconds": round(seconds, 1)}), flush=True)
+
+
+def write(path: Path, name: str, device: str) -> int:
+    """Bytes written. One tensor is in memory at a time."""
+    published = fixture(name)
+    tensors = {key: (DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["dtype"]) for key, entry in published["tensors"].items()}
+    raw = {key: b"{}" for key in tensors if key.startswith("hf_asset__")}
+    if "tokenizer_json" in tensors:
+        raw["tokenizer_json"] = tokenizer_json()
+    table: dict[str, object] = {"__metadata__": published["__metadata__"]}
+    end = 0
+    for key, (dtype, shape, code) in tensors.items():
+        if key in raw:
+            shape = (len(raw[key]),)
+        size = math.prod(shape) * dtype.itemsize
+        table[key] = {"dtype": code, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for key, (dtype, shape, _) in tensors.items():
+            if key in raw:
+                file.write(raw[key])
+                continue
+            value = _value(key, shape, device).to(dtype)
+            view = memoryview(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+            while len(view):
+                view = view[file.write(view) :]
+    return 8 + len(text) + end
+
+
+def _value(name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
+    try:
+        return make(name, shape, 0, device)
+    except ValueError:  # parts the tiny set does not have: nothing reads them
+        return torch.zeros(shape, device=device)
+
+
+if __name__ == "__main__":
+    main()
