@@ -41,7 +41,7 @@ class Files:
 WANTED = {
     "transformer": (Kind.TRANSFORMER,),
     "text_encoder": (Kind.TEXT_ENCODER,),
-    "video_vae": (Kind.VIDEO_VAE_CONV,),
+    "video_vae": (Kind.VIDEO_VAE_CONV, Kind.VIDEO_VAE_DIFFUSION),
     "audio_vae": (Kind.AUDIO_VAE,),
 }
 
