@@ -165,6 +165,7 @@ def sliding_mask(n: int, window: int, device: torch.device) -> torch.Tensor | No
 
 def working_bytes(config: TowerConfig, n: int, itemsize: int) -> int:
     """Upper estimate of the memory a forward of n tokens needs beside the weights."""
-    widest = max(2 * config.intermediate, 4 * config.heads * max(config.head_dim, config.full_head_dim))
+    widest = max(4 * config.intermediate, 4 * config.heads * max(config.head_dim, config.full_head_dim))
     scores = 2 * 4 * config.heads * n * n  # full layers may fall back to materialised float32 scores and their softmax
-    return n * itemsize * (config.hidden * (config.states + 8) + 2 * widest) + scores
+    partial_sums = 64 << 20  # of attention kernels that split a short row of keys over the whole device
+    return n * itemsize * (config.hidden * (config.states + 8) + widest) + scores + partial_sums

@@ -48,8 +48,11 @@ def tower():
     with torch.device("meta"):
         tower = Tower(PUBLISHED)
     built(tower)
-    for layer in tower.layers:  # near 1 as in the published file: around 0 every layer would wipe out the ones before
-        layer.layer_scalar.add_(1.0)
+    for layer in tower.layers:
+        layer.layer_scalar.add_(1.0)  # near 1: around 0 every layer would wipe out the ones before
+        # Attention has no 1 / sqrt(d) of its own. Scores 16 times wider would pick single keys at random, and rounding
+        # would decide which: two right models would then agree in nothing.
+        layer.self_attn.q_norm.weight.div_(layer.self_attn.head_dim**0.5)
     return tower
 
 
@@ -89,6 +92,7 @@ def test_states_are_within_twice_the_error_of_plain_bf16(tower):
     for index, (ours, plain, want) in enumerate(zip(tower.states(tokens), theirs, exact_states(tower, tokens), strict=True)):
         got, allowed = rms(ours - want) / rms(want), rms(plain[0] - want) / rms(want)
         worst = max(worst, got / allowed if allowed else 0.0)
+        assert allowed < 0.2, "the random model amplifies rounding so much that no comparison means anything"
         assert got <= 2 * allowed, (index, got, allowed)
         if index in (1, 6, 24, 48):
             log.info("state %d: rms error %.2e of the state, plain bf16 %.2e", index, got, allowed)
@@ -151,7 +155,7 @@ def test_memory_stays_within_the_estimate_and_a_prompt_is_quick(tower, n):
     seconds, needed = time.perf_counter() - started, torch.cuda.max_memory_allocated() - before
     log.info("%d tokens: %.1f ms, %.0f MB working memory, %.0f MB estimated", n, 1e3 * seconds, needed / 1e6, working_bytes(PUBLISHED, n, 2) / 1e6)
     assert rows.isfinite().all()
-    assert needed <= working_bytes(PUBLISHED, n, 2) + (4 << 20)  # the allocator rounds up
+    assert needed <= working_bytes(PUBLISHED, n, 2)
     assert seconds < 2
 
 
