@@ -83,7 +83,6 @@ def changed(api, find, kind, name="text_to_video_tiny", **inputs):
         ("LTX25Guider", {"stg_blocks": "99"}, ["99", "0 to 3"]),
         ("LTX25Guider", {"stg_blocks": "abc"}, ["abc"]),
         ("LTX25Guider", {"stg_blocks": "-1"}, ["-1"]),
-        ("LTX25Sampler", {"profile": True}, ["profile"]),
         ("LTX25Sampler", {"frame_rate": 0.5}, ["0.5", "1 to 240"]),
         ("LoadLTX25Checkpoint", {"precision": "fp8"}, ["fp8"]),
         ("LoadLTX25Checkpoint", {"residency": "stream"}, ["stream"]),
