@@ -28,6 +28,7 @@ from .errors import InputError
 from .graphs import GraphedDiT, graphs_wanted
 from .guidance import Bins, Guidance, check_guidance
 from .instrument import Phase, Watch
+from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.work import sample_work
 from .latents import Draft
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
@@ -106,6 +107,7 @@ class SampleJob:
 class Sampled:
     """The clip: latent grids as in the job, float32 CPU. legs: of every group run; seconds: of each; notices: for the user.
 
+    profiles: where the time of a traced step goes, in words; empty without `profile`.
     keyframes: generated keyframes (B, C, count, h, w), each a clip of one frame; None where none were asked for.
     """
 
@@ -115,6 +117,7 @@ class Sampled:
     legs: tuple[tuple[str, ...], ...]
     seconds: tuple[float, ...]
     notices: tuple[str, ...]
+    profiles: tuple[str, ...]
 
     @property
     def forwards(self) -> int:
@@ -205,16 +208,20 @@ class Engine:
         return self._facts(self._prepare(job), job)
 
     @torch.inference_mode()
-    def sample(self, job: SampleJob, watch: Watch) -> Sampled:
-        """Noise, schedule and guided steps. Inputs are not written to. Raises InputError before any weight is read."""
+    def sample(self, job: SampleJob, watch: Watch, profile: bool = False) -> Sampled:
+        """Noise, schedule and guided steps. Inputs are not written to. Raises InputError before any weight is read.
+
+        profile: trace one step (with captured graphs, and the next one without) and say where its time goes.
+        """
         ready = self._prepare(job)
         self._ready_transformer(ready, watch)
         plan = ready.on(self.device, self._dtype)
         facts = self._facts(ready, job)
         prediction = self.forecast(facts)
+        traced = self._traced(ready, facts, watch) if profile else None
         with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase:
-            clip = run(self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
-        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices)
+            clip = run(self._dit if traced is None else traced, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
+        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices, traced.texts if traced else ())
 
     @torch.inference_mode()
     def predict(
@@ -273,6 +280,12 @@ class Engine:
         if self._graphed is None:
             self._graphed = GraphedDiT(dit)
         return self._graphed
+
+    def _traced(self, ready: _Prepared, facts: Mapping[str, object], watch: Watch) -> ProfiledTransformer:
+        plain = self._opened.parts[TRANSFORMER]["dit"]
+        plans = [plan for plan in ready.job.plans if plan is not None]
+        work = StepWork(self._opened.dit, facts["tokens"], facts["text"], facts["batch"], self._dtype.itemsize)
+        return ProfiledTransformer(self._dit, plain, self.device, watch, plans, work)
 
     def _drop_graphs(self) -> None:
         """Graphs hold addresses of weights that are about to go."""

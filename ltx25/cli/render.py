@@ -82,6 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     engine.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
     engine.add_argument("--runs", metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
+    engine.add_argument("--profile", action="store_true", help="trace one step and say where its time goes")
     engine.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     with record:
         watch = Watch([record] if arguments.quiet else [TextSink(_tell), record], DeviceMeter(device))
         try:
-            clips = _render(engine, request, job, arguments.tiling, output, record, watch)
+            clips = _render(engine, request, job, arguments, output, record, watch)
         finally:
             watch.finish()
     if not arguments.quiet:
@@ -114,16 +115,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _render(
-    engine: Engine, request: Request, job: SampleJob, tiling: str, output: Path, record: RunRecord, watch: Watch
+    engine: Engine, request: Request, job: SampleJob, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
 ) -> list[tuple[Path, int]]:
     """Encode, sample, decode and write; returns the files with their seeds."""
     positive = engine.encode(request.prompt, watch)
     negative = None if request.negative is None else engine.encode(request.negative, watch)
-    clip = engine.sample(replace(job, positive=positive, negative=negative), watch)
+    clip = engine.sample(replace(job, positive=positive, negative=negative), watch, how.profile)
     for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
         record.note("warning", text=notice)
         _tell(f"note: {notice}")
-    frames = engine.decode_video(clip.video, request.seed, tiling, watch)
+    frames = engine.decode_video(clip.video, request.seed, how.tiling, watch)
     sound = engine.decode_audio(clip.audio, clip_samples(request.frames, request.frame_rate), watch)
     written = []
     for item, (pictures, wave) in enumerate(zip(frames.split(request.frames), sound, strict=True)):

@@ -64,7 +64,10 @@ def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
         facts = {event.get("id"): event.get("facts") or {} for event in run.of("phase") if event.get("state") == "open"}
         seen: set[tuple[Any, Series]] = set()
         lists: dict[tuple[Any, Series], list[float]] = {}
+        traced = [event["begin"] for event in run.of("profile") if event.get("begin") is not None]
         for forward in run.forwards:
+            if any(forward["t"] - (forward.get("seconds") or 0.0) <= begin <= forward["t"] for begin in traced):
+                continue  # the tracer's own cost is in it
             told = facts.get(forward.get("id"), {})
             work = next((w for w in told.get("work", ()) if (w["legs"], w["kind"]) == (forward.get("legs"), forward.get("kind"))), None)
             if work is None or not forward.get("seconds"):

@@ -37,7 +37,7 @@ class Flops:
         return Flops(self.linear * n, self.attention * n)
 
 
-NONE = Flops(0.0, 0.0)
+PASSES = 30  # tensors of tokens x width that a block reads and writes per row with its element-wise work fused
 ONE_LEG = LegPlan((Leg.COND,), frozenset(), frozenset(), video=True, audio=True)
 
 
@@ -66,6 +66,20 @@ def group_flops(config: DiTConfig, plan: LegPlan, video: int, audio: int, text: 
                     products = query_rows * queries * (2 * query_width * da + query_width * heads) + key_rows * keys * 2 * key_width * da
                     total += Flops(2.0 * products, 4.0 * query_rows * queries * keys * da)
     return total
+
+
+def group_traffic(config: DiTConfig, plan: LegPlan, video: int, audio: int, itemsize: int) -> float:
+    """Bytes a group moves in device memory, roughly: the blocks' weights once, and `PASSES` tensors per block and row."""
+    legs = schedule(plan, video > 0, audio > 0)
+    d, da = config.width, config.audio_width
+    weights = config.layers * (20 * d * d + 20 * da * da + 4 * d * da + 4 * da * da)  # attentions and feed-forwards of both streams
+    activations = sum(
+        PASSES * len(stream.groups(block, Point.CROSS)) * tokens * width
+        for block in range(config.layers)
+        for stream, tokens, width in ((legs.video, video, d), (legs.audio, audio, da))
+        if stream is not None and stream.enabled
+    )
+    return float(itemsize * (weights + activations))
 
 
 def _self_attention(stream: StreamSchedule, block: int, tokens: int, width: int, heads: int) -> Flops:

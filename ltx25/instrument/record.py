@@ -167,6 +167,11 @@ class RunRecord(Sink):
     def beat(self, phase: Phase) -> None:
         self._write("beat", **self._where(phase), elapsed=phase.elapsed, host_memory=phase.host_memory)
 
+    def noted(self, event: str, text: str, facts: dict[str, Any]) -> None:
+        if facts.get("begin") is not None:
+            facts = {**facts, "begin": facts["begin"] - self._zero}
+        self._write(event, **facts, text=text)
+
     def _forward(self, phase: Phase, number: int | None) -> None:
         """One line for the group that completed, one for the group that runs now: the last line names it."""
         facts, lines = phase.latest, []

@@ -45,6 +45,10 @@ class TextSink(Sink):
         at = f"{phase.position}, " if phase.position else ""
         self._say(phase, f"{at}running for {seconds_text(phase.elapsed)}")
 
+    def noted(self, event: str, text: str, facts: dict) -> None:
+        with self._lock:
+            self._write(f"{event}: {text}")
+
     def _say(self, phase: Phase, text: str) -> None:
         with self._lock:
             self._write(f"{phase.name}: {text}")

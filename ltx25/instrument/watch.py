@@ -57,6 +57,9 @@ class Sink:
     def beat(self, phase: Phase) -> None:
         """Nothing was told for 0.9 s; `phase`, the innermost open one, still runs (`phase.elapsed`, s)."""
 
+    def noted(self, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Something about the run that is no phase: a profiled step ("profile"), a choice made by timing ("choice")."""
+
     def preview(self, latent: torch.Tensor) -> None:
         """The current x0 of the video, (t, h, w, channels) of batch item 0, once per step if `wants_preview`."""
 
@@ -183,6 +186,12 @@ class Watch:
         """Raise if a cancel was asked for."""
         for sink in self.sinks:
             sink.check()
+
+    def note(self, event: str, text: str, **facts: Any) -> None:
+        """Tell something that is no phase; `text` for people, `facts` for the record."""
+        for sink in self.sinks:
+            if hasattr(sink, "noted"):
+                sink.noted(event, text, facts)
 
     def finish(self) -> None:
         """The run is over: collect what the device still owes (its spans), waiting for it at most 1 s."""
