@@ -6,12 +6,15 @@ from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig
 from .conv_decoder import ConvDecoder
 from .decode import VideoDecoder, decode_video
 from .diffusion_decoder import DiffusionDecoder
+from .encoder import Encoder
 
 # Tensors of published or known files that decoding does not need, relative to the file's prefix. `type_emb` tags
 # keyframes in later upstream releases; `coarse_*` is a preview head; the statistics beyond two are of other trainings.
-DECODER_UNUSED = ("encoder.*", "decoder.type_emb", "decoder.coarse_*", "per_channel_statistics.channel", "per_channel_statistics.mean-of-stds*")
+_STATISTICS_UNUSED = ("per_channel_statistics.channel", "per_channel_statistics.mean-of-stds*")
+DECODER_UNUSED = ("encoder.*", "decoder.type_emb", "decoder.coarse_*", *_STATISTICS_UNUSED)
+ENCODER_UNUSED = ("decoder.*", *_STATISTICS_UNUSED)
 
-__all__ = ["DECODER_UNUSED", "ConvDecoder", "DiffusionDecoder", "VideoDecoder", "build_decoder", "decode_video"]
+__all__ = ["DECODER_UNUSED", "ENCODER_UNUSED", "ConvDecoder", "DiffusionDecoder", "Encoder", "VideoDecoder", "build_decoder", "decode_video"]
 
 
 def build_decoder(config: ConvDecoderConfig | DiffusionDecoderConfig) -> ConvDecoder | DiffusionDecoder:

@@ -8,7 +8,6 @@ not on the clip, and a streamed decode computes exactly the sums of an unstreame
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from math import prod
 
@@ -19,12 +18,14 @@ from ..config.video_layout import ConvDecoderConfig, Resample
 from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
 from .conv_plan import ConvPlan, conv_plan
-from .frames import Activated, Added, Convolved, FrameConv, Given, Stage, Unfolded
+from .frames import Activated, Convolved, FrameConv, Given, Stage, Unfolded
 from .output import Part
 from .pace import Pace
+from .residual import ResBlocks
 from .shuffle import patch_run_order, run_order
 from .statistics import ChannelStatistics
 
+_AHEAD = 1  # every convolution sees one frame on either side
 _CHUNK = 32  # frames at a time on a GPU, where larger pieces run faster
 _CHUNK_ELSEWHERE = 8  # where a chunk takes seconds, smaller ones show progress and take a cancel sooner
 
@@ -79,14 +80,13 @@ class ConvDecoder(nn.Module):
     def _chain(self, latent: torch.Tensor) -> Stage:
         network, patch = self.decoder, self.config.patch
         frames = latent[0].permute(1, 2, 3, 0).to(network.conv_in.conv.weight.dtype)
-        stage: Stage = Convolved(network.conv_in, Given(self.per_channel_statistics.un_normalize(frames)))
+        stage: Stage = Convolved(network.conv_in, Given(self.per_channel_statistics.un_normalize(frames)), _AHEAD)
         for block in network.up_blocks:
             if isinstance(block, DepthToSpace):
-                stage = Unfolded(Convolved(block.conv, stage), block.stride)
+                stage = Unfolded(Convolved(block.conv, stage, _AHEAD), block.stride)
             else:
-                for layer in block.res_blocks:
-                    stage = layer.around(stage)
-        return Unfolded(Convolved(network.conv_out, Activated(stage)), (1, patch, patch))
+                stage = block.around(stage, _AHEAD)
+        return Unfolded(Convolved(network.conv_out, Activated(stage), _AHEAD), (1, patch, patch))
 
     def _prepare(self) -> None:
         """Once, on the filled weights: channels-last memory, and run order where the output is unfolded."""
@@ -115,29 +115,6 @@ class _Network(nn.Module):
             else:
                 self.up_blocks.append(ResBlocks(width, block.layers))
         self.conv_out = FrameConv(width, 3 * config.patch**2)
-
-
-class ResBlocks(nn.Module):
-    """A stack of residual blocks of one width."""
-
-    def __init__(self, channels: int, layers: int) -> None:
-        super().__init__()
-        self.res_blocks = nn.ModuleList(ResBlock(channels) for _ in range(layers))
-
-
-class ResBlock(nn.Module):
-    """x + conv2(silu(norm(conv1(silu(norm(x)))))), the norm over channels without weights."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1 = FrameConv(channels, channels)
-        self.conv2 = FrameConv(channels, channels)
-
-    def around(self, before: Stage) -> Stage:
-        """This block as a stage that reads `before`."""
-        tap: deque[torch.Tensor] = deque()
-        hidden = Convolved(self.conv1, Activated(before, tap))
-        return Added(Convolved(self.conv2, Activated(hidden)), tap)
 
 
 class DepthToSpace(nn.Module):

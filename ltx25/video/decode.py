@@ -11,6 +11,7 @@ import torch
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape
+from .device import is_out_of_memory
 from .output import FrameOutput, Part
 
 logger = logging.getLogger(__name__)
@@ -105,13 +106,6 @@ def _retreat(
     phase.total = phase.done + items * smaller.units
     phase.within(f"out of memory with {plan.text}, going on with {smaller.text}", plan=smaller.text)
     return smaller
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed, on any device."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )
 
 
 def _checked(decoder: VideoDecoder, latent: torch.Tensor, tiling: str) -> VideoLatentShape:

@@ -27,21 +27,6 @@ class NoiseCells(Stage):
         return out
 
 
-class Tapped(Stage):
-    """The frames of `before` in `dtype`; `tap`, where given, keeps them as they were."""
-
-    def __init__(self, before: Stage, dtype: torch.dtype, tap: deque[torch.Tensor] | None) -> None:
-        super().__init__(before.length, before.nothing.to(dtype))
-        self._before = before
-        self._tap = tap
-
-    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
-        x = self._before.advance(to, lead, trail)
-        if self._tap is not None:
-            self._tap.append(x[lead : x.shape[0] - trail])
-        return x.to(self.nothing.dtype)
-
-
 class Euler(Stage):
     """One step from noise level `now` to `later`: x - (now - later) v, where v is predicted or (x - x0) / now."""
 

@@ -23,9 +23,9 @@ from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
 from .attended import Attended, Context, Denoised, Projected, Repeated, Shared
 from .canvas import Crop, draw_noise
-from .denoise import Euler, NoiseCells, Tapped
+from .denoise import Euler, NoiseCells
 from .diffusion_plan import DiffusionPlan, choose, diffusion_plans
-from .frames import Given, Stage, Unfolded
+from .frames import Given, Stage, Tapped, Unfolded
 from .na_blocks import Network, wide
 from .output import Part
 from .pace import Pace

@@ -3,8 +3,8 @@
 A stage makes frames 0, 1, 2, ... of its output in order. `advance(to, lead, trail)` returns the frames from where it
 stands up to (not including) `to` as the middle of a contiguous buffer (lead + n + trail, H, W, C): the reader fills the
 margins with the context of its own convolution, so that no convolution input is ever copied to be padded.
-A 3-frame convolution that reads frame i - 1, i, i + 1 must be one frame ahead of its output; it repeats the first and
-the last frame of the clip at the ends (replicate padding, as the official code does by concatenation).
+A 3-frame convolution that reads frames i - 1, i, i + 1 must be one frame ahead of its output (a causal one reads i - 2,
+i - 1, i); the first and the last frame of the clip are repeated at the ends, as the official code does by concatenation.
 """
 
 from __future__ import annotations
@@ -64,27 +64,40 @@ class Activated(Stage):
         return pixel_norm_silu(x, lead, trail)
 
 
-class Convolved(Stage):
-    """A FrameConv with one frame of context on both sides; the clip's first and last frame are repeated."""
+class Tapped(Stage):
+    """The frames of `before` in `dtype`; `tap`, where given, keeps them as they were."""
 
-    def __init__(self, conv: FrameConv, before: Stage) -> None:
+    def __init__(self, before: Stage, dtype: torch.dtype, tap: deque[torch.Tensor] | None) -> None:
+        super().__init__(before.length, before.nothing.to(dtype))
+        self._before = before
+        self._tap = tap
+
+    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
+        x = self._before.advance(to, lead, trail)
+        if self._tap is not None:
+            self._tap.append(x[lead : x.shape[0] - trail])
+        return x.to(self.nothing.dtype)
+
+
+class Convolved(Stage):
+    """A FrameConv that sees `ahead` frames of the future and 2 - `ahead` of the past; the clip's ends are repeated."""
+
+    def __init__(self, conv: FrameConv, before: Stage, ahead: int) -> None:
         super().__init__(before.length, before.nothing.new_empty(*before.nothing.shape[:-1], conv.made))
         self._conv = conv
         self._before = before
-        self._tail: torch.Tensor | None = None  # the last two frames read, a repeated first one included
+        self._ahead = ahead
+        self._tail: torch.Tensor | None = None  # the last two frames read, repeated first ones included
 
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
         return between_margins(self._conv(self._window(to)), lead, trail)
 
     def _window(self, to: int) -> torch.Tensor:
-        at_end = to == self.length
-        lead = 1 if self._tail is None else 2
-        frames = self._before.advance(min(to + 1, self.length), lead, 1 if at_end else 0)
-        if self._tail is None:
-            frames[0] = frames[1]
-        else:
-            frames[:2] = self._tail
-        if at_end:
+        lead = 2 if self._tail is not None else 2 - self._ahead
+        trail = self._ahead if to == self.length else 0
+        frames = self._before.advance(min(to + self._ahead, self.length), lead, trail)
+        frames[:lead] = frames[lead] if self._tail is None else self._tail
+        if trail:
             frames[-1] = frames[-2]
         self._tail = frames[-2:].clone()
         return frames
