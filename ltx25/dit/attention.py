@@ -7,12 +7,13 @@ towards something else. Order in both: project, norm over all heads, rotate, att
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.attention import attention
 from ...kernels.head_gate import head_gate
 from ...kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_pair
+from ...kernels.quantise import Activation, gelu_quantise
+from ..linear import Linear
 from .modality import Leg
 from .rope import Rope
 from .rows import Groups, Rows, join
@@ -32,9 +33,9 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, eps: float) -> None:
         super().__init__()
         self.width, self.heads, self.eps = width, heads, eps
-        self.qkvg = nn.Linear(width, 3 * width + heads)
+        self.qkvg = Linear(width, 3 * width + heads)
         self.q_norm, self.k_norm = NormWeight(width), NormWeight(width)
-        self.to_out = nn.ModuleList([nn.Linear(width, width)])
+        self.to_out = nn.ModuleList([Linear(width, width)])
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return _merged("qkvg", "to_q", "to_k", "to_v", "to_gate_logits")
@@ -42,10 +43,10 @@ class SelfAttention(nn.Module):
     def checkpoint_rows(self) -> dict[str, tuple[int, ...]]:
         return {f"qkvg.{leaf}": (self.width, self.width, self.width, self.heads) for leaf in ("weight", "bias")}
 
-    def forward(self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: Activation, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
         """x (R, T, D), modulated; bias (T, T) or None: (R, T, D)."""
         q, k, v, gate = self._project(x)
-        return self.to_out[0](head_gate(self._attend(q, k, v, rope, bias), gate))
+        return self.to_out[0](self._gate(self._attend(q, k, v, rope, bias), gate))
 
     def perturbed(self, x: Rows, after: Groups, rope: Rope, bias: torch.Tensor | None) -> Rows:
         """As forward, but the STG leg's row carries its values in place of what attention makes of them.
@@ -65,10 +66,13 @@ class SelfAttention(nn.Module):
                 if row not in attended:
                     attended[row] = self._attend(q.row(row), k.row(row), v.row(row), rope, bias)
                 o = attended[row]
-            gated.append(head_gate(o, gate.row(row)))
+            gated.append(self._gate(o, gate.row(row)))
         return join(after, gated, x.batched).map(self.to_out[0])
 
-    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _gate(self, o: torch.Tensor, logits: torch.Tensor) -> Activation:
+        return head_gate(o, logits, quantised=self.to_out[0].quantised)
+
+    def _project(self, x: Activation) -> tuple[torch.Tensor, ...]:
         return self.qkvg(x).split((self.width, self.width, self.width, self.heads), dim=-1)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: Rope, bias: torch.Tensor | None) -> torch.Tensor:
@@ -84,10 +88,10 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, context_width: int, inner: int, heads: int, eps: float) -> None:
         super().__init__()
         self.inner, self.heads, self.eps = inner, heads, eps
-        self.qg = nn.Linear(width, inner + heads)
-        self.kv = nn.Linear(context_width, 2 * inner)
+        self.qg = Linear(width, inner + heads)
+        self.kv = Linear(context_width, 2 * inner)
         self.q_norm, self.k_norm = NormWeight(inner), NormWeight(inner)
-        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
+        self.to_out = nn.ModuleList([Linear(inner, width)])
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return _merged("qg", "to_q", "to_gate_logits") | _merged("kv", "to_k", "to_v")
@@ -95,37 +99,36 @@ class CrossAttention(nn.Module):
     def checkpoint_rows(self) -> dict[str, tuple[int, ...]]:
         return {f"qg.{leaf}": (self.inner, self.heads) for leaf in ("weight", "bias")}
 
-    def keys_values(self, context: torch.Tensor, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, context: Activation, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
         """context (R, S, context_width), modulated: keys and values, (R, S, H, d) each."""
         k, v = self.kv(context).split(self.inner, dim=-1)
         return self._norm(k, self.k_norm, rope), v.unflatten(-1, (self.heads, -1))
 
-    def forward(self, x: Rows, keys: Rows, values: Rows, rope: Rope | None) -> Rows:
-        """x rows (B, T, width), modulated, against the key and value row of the same legs: rows (B, T, width).
-
-        One key and value row may serve several rows of x; its batch may be 1.
-        """
-        if x.groups == keys.groups and _same_batch(x, keys):
-            return x.map(lambda h, k, v: self._attend(h, k, v, rope), keys, values)
-        serving = [keys.of(legs[0]) for legs in x.groups]
-        if not x.batched:
-            parts = zip(x.tensors, serving, strict=True)
-            return Rows(x.groups, tuple(self._attend(h, keys.row(j), values.row(j), rope) for h, j in parts), False)
-        q, gate = (Rows(x.groups, (part,), True) for part in self._queries(x.tensors[0], rope))
-        gated = Rows(x.groups, (torch.empty_like(q.tensors[0]).flatten(2),), True)
-        for j in sorted(set(serving)):
-            start, stop = serving.index(j), len(serving) - serving[::-1].index(j)
-            o = _attend_shared(q.run(start, stop).tensors[0], keys.row(j), values.row(j))
-            head_gate(o, gate.run(start, stop).tensors[0], out=gated.run(start, stop).tensors[0])
-        return gated.map(self.to_out[0])
-
-    def _attend(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: Rope | None) -> torch.Tensor:
-        q, gate = self._queries(x, rope)
-        return self.to_out[0](head_gate(_attend_shared(q, k, v), gate))
-
-    def _queries(self, x: torch.Tensor, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries(self, x: Activation, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (R, T, width), modulated: queries (R, T, H, d) and gate logits (R, T, H)."""
         q, gate = self.qg(x).split((self.inner, self.heads), dim=-1)
         return self._norm(q, self.q_norm, rope), gate
+
+    def forward(self, queries: Rows, gates: Rows, keys: Rows, values: Rows) -> Rows:
+        """Query and gate rows (B, T, ...) against the key and value row of the same legs: rows (B, T, width).
+
+        One key and value row may serve several rows of queries; its batch may be 1.
+        """
+        if queries.groups == keys.groups and _same_batch(queries, keys):
+            return queries.map(self._attend, gates, keys, values)
+        serving = [keys.of(legs[0]) for legs in queries.groups]
+        if not queries.batched:
+            parts = zip(queries.tensors, gates.tensors, serving, strict=True)
+            return Rows(queries.groups, tuple(self._attend(q, gate, keys.row(j), values.row(j)) for q, gate, j in parts), False)
+        gated = queries.room(self.inner, self.to_out[0].quantised)
+        for j in sorted(set(serving)):
+            start, stop = serving.index(j), len(serving) - serving[::-1].index(j)
+            o = _attend_shared(queries.run(start, stop).tensors[0], keys.row(j), values.row(j))
+            head_gate(o, gates.run(start, stop).tensors[0], out=gated.run(start, stop).tensors[0])
+        return gated.map(self.to_out[0])
+
+    def _attend(self, q: torch.Tensor, gate: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.to_out[0](head_gate(_attend_shared(q, k, v), gate, quantised=self.to_out[0].quantised))
 
     def _norm(self, x: torch.Tensor, weight: NormWeight, rope: Rope | None) -> torch.Tensor:
         table = (None, None, None) if rope is None else (rope.cos, rope.sin, rope.rows)
@@ -138,11 +141,17 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
         enter = nn.Module()
-        enter.proj = nn.Linear(width, 4 * width, bias=bias)
-        self.net = nn.ModuleList([enter, nn.Identity(), nn.Linear(4 * width, width, bias=bias)])
+        enter.proj = Linear(width, 4 * width, bias)
+        self.net = nn.ModuleList([enter, nn.Identity(), Linear(4 * width, width, bias)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net[2](F.gelu(self.net[0].proj(x), approximate="tanh"))
+    @property
+    def quantised(self) -> bool:
+        """In which form it likes its input."""
+        return self.net[0].proj.quantised
+
+    def forward(self, x: Activation) -> torch.Tensor:
+        up, down = self.net[0].proj, self.net[2]
+        return down(gelu_quantise(up(x)) if down.quantised else up.gelu(x))
 
 
 def _same_batch(x: Rows, keys: Rows) -> bool:

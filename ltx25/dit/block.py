@@ -1,13 +1,13 @@
 """One block: per stream self-attention and text attention, then the streams read each other, then the feed-forwards.
 
-Legs go through it side by side as rows (rows.py). Residual rows are written in place; both directions between the streams
-read them from before either was updated.
+Legs go through it side by side as rows (rows.py). Residual rows are written in place, each time together with the norm
+that opens what comes next; both directions between the streams read them from before either was updated. Audio goes
+through a lane of its own (lanes.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -15,23 +15,63 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ...kernels.gated_residual import gated_residual, gated_residual_rms_adaln
+from ...kernels.gated_residual import gated_residual
 from ...kernels.modulate import modulate
-from ...kernels.rms_adaln import rms_adaln, rms_adaln_pair
+from ...kernels.quantise import Activation
+from ...kernels.rms_adaln import Norm, rms_adaln
 from ..config.dit import DiTConfig
 from .adaln import BLOCK_ROWS, CROSS_ROWS, PROMPT_ROWS, BlockModulation, StreamModulation
 from .attention import CrossAttention, FeedForward, SelfAttention
 from .geometry import Geometry, StreamGeometry
+from .lanes import Lanes
 from .modality import Leg
 from .rows import Point, Rows, Schedule, StreamSchedule
 
 
+class Opening(NamedTuple):
+    """The norm with which a block begins, per stream: the block before applies it where it writes the stream."""
+
+    video: Norm | None
+    audio: Norm | None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One stream between blocks: x, rows of (B, T, D), written in place; h, x behind the next block's opening norm.
+
+    h is None for a stream that is not updated, and after the last block.
+    """
+
+    x: Rows
+    h: Rows | None
+
+
 @dataclass(frozen=True)
 class State:
-    """What runs through the blocks: rows of (B, N, D) and (B, M, Da); None: no such stream."""
+    """What runs through the blocks; None: no such stream."""
+
+    video: Lane | None
+    audio: Lane | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The contexts, as rows of (B or 1, L, D) and (B or 1, L, Da)."""
 
     video: Rows | None
     audio: Rows | None
+
+
+class Met(NamedTuple):
+    """One stream behind its text attention.
+
+    towards: what the two directions between the streams read of it, for legs whose streams meet: the leading rows of x.
+    ff: memory for the input of the feed-forward, written already for the other rows; None where there will be none.
+    """
+
+    x: Rows
+    towards: dict[str, Rows]
+    ff: Rows | None
 
 
 class Layers(NamedTuple):
@@ -62,36 +102,65 @@ class Block(nn.Module):
             self.register_parameter(stream, nn.Parameter(torch.empty(rows, d)))
             self.register_parameter(audio_stream, nn.Parameter(torch.empty(rows, da)))
 
+    def opening(self, modulation: BlockModulation) -> Opening:
+        """The norms in front of its self-attentions."""
+        return Opening(
+            *(
+                None if m is None else Norm(m.attn.scale, m.attn.shift, attention.qkvg.quantised)
+                for m, attention in ((modulation.video, self.attn1), (modulation.audio, self.audio_attn1))
+            )
+        )
+
     def forward(
         self,
         state: State,
-        text: State,
+        text: Texts,
         modulation: BlockModulation,
+        following: Opening | None,
         geometry: Geometry,
         legs: Schedule,
         number: int,
-        side: torch.cuda.Stream | None,
+        lanes: Lanes,
     ) -> State:
-        """`state` before block `number`, `text` its contexts as rows (B or 1, L, D): the state after the block.
-
-        `side`: the few audio tokens go through it while the video fills the device on the current stream; None: after it.
-        """
-        video, audio = state.video, state.audio
-        both = side if video is not None and audio is not None else None
-        if audio is not None and legs.audio.enabled:
-            with beside(both):
-                audio = self._attend(self._audio(), audio, text.audio, modulation.audio, geometry.audio, legs.audio, number)
-        if video is not None and legs.video.enabled:
-            video = self._attend(self._video(), video, text.video, modulation.video, geometry.video, legs.video, number)
-        rejoin(both)
-        if video is not None and audio is not None:
-            self._meet(video, audio, modulation, geometry, legs)
-        if audio is not None and legs.audio.enabled:
-            with beside(both):
-                self._feed_forward(self.audio_ff, audio, modulation.audio, geometry.audio)
-        if video is not None and legs.video.enabled:
-            self._feed_forward(self.ff, video, modulation.video, geometry.video)
-        rejoin(both)
+        """`state` before block `number`: the state after it, opened for the `following` block; None: this is the last."""
+        video, audio, m, g = state.video, state.audio, modulation, geometry
+        to_video, to_audio = self.audio_to_video_attn, self.video_to_audio_attn
+        # A stream is updated to the block's end if anyone reads it behind that: another block or the output.
+        v_goes = video is not None and legs.video.enabled and (following is not None or legs.video.read)
+        a_goes = audio is not None and legs.audio.enabled and (following is not None or legs.audio.read)
+        meet = video is not None and audio is not None
+        a2v, v2a = meet and v_goes, meet and a_goes
+        if audio is not None:
+            towards = _towards(m.audio, a2v, to_video.kv.quantised, v2a, to_audio.qg.quantised)
+            with lanes.audio():
+                a = self._attend(self._audio(), audio, text.audio, m.audio, g.audio, legs.audio, number, meet, towards, a_goes)
+        if video is not None:
+            towards = _towards(m.video, a2v, to_video.qg.quantised, v2a, to_audio.kv.quantised)
+            v = self._attend(self._video(), video, text.video, m.video, g.video, legs.video, number, meet, towards, v_goes)
+        # No leg's streams meet where all rows are isolated ones.
+        a2v, v2a = (way and bool(v.towards) and bool(a.towards) for way in (a2v, v2a))
+        if a2v or v2a:
+            crossing: list[Rows] = []
+            with lanes.audio():
+                if a2v:
+                    crossing += a.towards["a2v"].spread(partial(to_video.keys_values, rope=g.audio.cross_rope))
+                if v2a:
+                    a_queries = a.towards["v2a"].spread(partial(to_audio.queries, rope=g.audio.cross_rope))
+            if v2a:
+                crossing += v.towards["v2a"].spread(partial(to_audio.keys_values, rope=g.video.cross_rope))
+            if a2v:
+                v_queries = v.towards["a2v"].spread(partial(to_video.queries, rope=g.video.cross_rope))
+            lanes.meet(crossing, modulation)
+            if v2a:
+                with lanes.audio():
+                    self._receive(a, to_audio(*a_queries, *crossing[-2:]), m.audio, g.audio, self.audio_ff)
+            if a2v:
+                self._receive(v, to_video(*v_queries, *crossing[:2]), m.video, g.video, self.ff)
+        if audio is not None:
+            with lanes.audio():
+                audio = self._feed_forward(self.audio_ff, a, m.audio, g.audio, following and following.audio)
+        if video is not None:
+            video = self._feed_forward(self.ff, v, m.video, g.video, following and following.video)
         return State(video, audio)
 
     def _video(self) -> Layers:
@@ -101,80 +170,108 @@ class Block(nn.Module):
         return Layers(self.audio_attn1, self.audio_attn2, self.audio_ff)
 
     def _attend(
-        self, layers: Layers, x: Rows, text: Rows, m: StreamModulation, g: StreamGeometry, legs: StreamSchedule, number: int
-    ) -> Rows:
-        """Self-attention, then text attention; legs part where the schedule says. Returns x, which is also written to."""
-        attention, after = layers.self_attention, legs.groups(number, Point.TEXT)
-
-        def norm(x: torch.Tensor) -> torch.Tensor:
-            return rms_adaln(x, m.attn.scale, m.attn.shift, g.index, self.eps)
-
-        def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # returns what text attention reads
-            return gated_residual_rms_adaln(x, y, m.attn.gate, m.text.scale, m.text.shift, g.index, self.eps)
-
+        self,
+        layers: Layers,
+        lane: Lane,
+        text: Rows | None,
+        m: StreamModulation,
+        g: StreamGeometry,
+        legs: StreamSchedule,
+        number: int,
+        meet: bool,
+        towards: dict[str, Norm],
+        goes: bool,
+    ) -> Met:
+        """Self-attention, then text attention; legs part where the schedule says."""
+        if not legs.enabled:
+            x = lane.x.run(0, _meeting(lane.x)) if meet else lane.x
+            made = x.spread(lambda x: rms_adaln(x, list(towards.values()), g.index, self.eps)) if towards and x.groups else ()
+            return Met(lane.x, dict(zip(towards, made, strict=False)), None)
+        attention, before, after = layers.self_attention, legs.groups(number, Point.TEXT), legs.groups(number, Point.CROSS)
+        x = lane.x
         if number in legs.perturbed and Leg.STG in legs.legs:
-            y = attention.perturbed(x.map(norm), after, g.rope, g.bias)
-            x = x.fork(after)
-            h = x.map(add, y)
+            y = attention.perturbed(lane.h, before, g.rope, g.bias)
+            x = x.fork(before)
         else:
-            h = x.map(lambda x: add(x, attention(norm(x), g.rope, g.bias)))
-            x, h = x.fork(after), h.fork(after)
-        keys, values = text.map_pair(
+            y = lane.h.map(lambda h: attention(h, g.rope, g.bias))
+        (h,) = self._add(x, y, m.attn.gate, [Norm(m.text.scale, m.text.shift, layers.text_attention.qg.quantised)], g.index)
+        x, h = x.fork(before), h.fork(before)
+        keys, values = text.spread(
             lambda context: layers.text_attention.keys_values(modulate(context, m.text_scale, m.text_shift), None)
         )
-        y = layers.text_attention(h, keys, values, None)
-        x.map(partial(gated_residual, gate=m.text.gate, index=g.index), y)
-        return x.fork(legs.groups(number, Point.CROSS))
+        y = layers.text_attention(*h.spread(partial(layers.text_attention.queries, rope=None)), keys, values)
+        if x.groups != after:
+            x, y = x.fork(after), y.fork(after)
+        return self._part(layers.feed_forward, x, y, m, g, _meeting(x) if meet else 0, towards, goes)
 
-    def _meet(self, video: Rows, audio: Rows, modulation: BlockModulation, geometry: Geometry, legs: Schedule) -> None:
-        """Audio to video and video to audio, written to the rows of every leg but the isolated one.
+    def _part(
+        self,
+        feed_forward: FeedForward,
+        x: Rows,
+        y: Rows,
+        m: StreamModulation,
+        g: StreamGeometry,
+        meeting: int,
+        towards: dict[str, Norm],
+        goes: bool,
+    ) -> Met:
+        """Add text attention's result; the first `meeting` rows go on to the other stream, the rest to the feed-forward."""
+        ff = x.room(x.tensors[0].shape[-1], feed_forward.quantised) if goes else None
+        made: tuple[Rows, ...] = ()
+        if meeting:
+            made = self._add(x.run(0, meeting), y.run(0, meeting), m.text.gate, list(towards.values()), g.index)
+        if meeting < len(x.groups):
+            rest = slice(meeting, len(x.groups))
+            self._open_feed_forward(feed_forward, x, y.run(rest.start, rest.stop), m.text.gate, m, g, ff, rest)
+        return Met(x, dict(zip(towards, made, strict=False)), ff)
 
-        A stream that is not updated this step is read all the same.
-        """
-        v, a = (x.run(0, sum(group != (Leg.ISOLATED,) for group in x.groups)) for x in (video, audio))
-        if not v.groups or not a.groups:
-            return
-        (v_a2v, v_v2a), (a_a2v, a_v2a) = (
-            x.map_pair(partial(self._norm_pair, m=m, g=g))
-            for x, m, g in ((v, modulation.video, geometry.video), (a, modulation.audio, geometry.audio))
-        )
-        v_rope, a_rope = geometry.video.cross_rope, geometry.audio.cross_rope
-        if legs.video.enabled:
-            layer = self.audio_to_video_attn
-            keys, values = a_a2v.map_pair(partial(layer.keys_values, rope=a_rope))
-            v.map(partial(gated_residual, gate=modulation.video.cross_gate, index=None), layer(v_a2v, keys, values, v_rope))
-        if legs.audio.enabled:
-            layer = self.video_to_audio_attn
-            keys, values = v_v2a.map_pair(partial(layer.keys_values, rope=v_rope))
-            a.map(partial(gated_residual, gate=modulation.audio.cross_gate, index=None), layer(a_v2a, keys, values, a_rope))
+    def _receive(self, met: Met, y: Rows, m: StreamModulation, g: StreamGeometry, feed_forward: FeedForward) -> None:
+        """Add what the rows that meet read from the other stream, and open their feed-forward."""
+        self._open_feed_forward(feed_forward, met.x, y, m.cross_gate, m, g, met.ff, slice(0, len(y.groups)))
 
-    def _norm_pair(self, x: torch.Tensor, m: StreamModulation, g: StreamGeometry) -> tuple[torch.Tensor, torch.Tensor]:
-        return rms_adaln_pair(x, m.a2v, m.v2a, g.index, self.eps)
+    def _open_feed_forward(
+        self,
+        feed_forward: FeedForward,
+        x: Rows,
+        y: Rows,
+        gate: torch.Tensor,
+        m: StreamModulation,
+        g: StreamGeometry,
+        ff: Rows | None,
+        rows: slice,
+    ) -> None:
+        """Add y to the given rows of x and write their norm to those of `ff`, if there is one."""
+        norms = [] if ff is None else [Norm(m.ff.scale, m.ff.shift, feed_forward.quantised)]
+        places = [] if ff is None else [ff.run(rows.start, rows.stop)]
+        self._add(x.run(rows.start, rows.stop), y, gate, norms, g.index, places)
 
-    def _feed_forward(self, layer: FeedForward, x: Rows, m: StreamModulation, g: StreamGeometry) -> None:
-        x.map(
-            lambda x: gated_residual(
-                x, layer(rms_adaln(x, m.ff.scale, m.ff.shift, g.index, self.eps)), m.ff.gate, g.index
-            )
-        )
+    def _feed_forward(self, layer: FeedForward, met: Met, m: StreamModulation, g: StreamGeometry, opening: Norm | None) -> Lane:
+        if met.ff is None:
+            return Lane(met.x, None)
+        opened = self._add(met.x, met.ff.map(layer), m.ff.gate, [] if opening is None else [opening], g.index)
+        return Lane(met.x, opened[0] if opened else None)
 
+    def _add(
+        self, x: Rows, y: Rows, gate: torch.Tensor, norms: Sequence[Norm], index: torch.Tensor | None, out: Sequence[Rows] = ()
+    ) -> tuple[Rows, ...]:
+        """x += y * gate, and the norms of that, into `out` where given."""
 
-@contextlib.contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Work inside goes to `stream`, after what the current stream holds so far; None: to the current stream.
+        def add(x: torch.Tensor, y: torch.Tensor, *places: Activation) -> tuple[Activation, ...]:
+            return gated_residual(x, y, gate, norms, index, self.eps, places or None)
 
-    Memory stays safe without more marks: what is allocated inside is freed inside or after `rejoin`, and the next
-    `beside` waits for whatever the current stream did with it.
-    """
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
+        return x.spread(add, y, *out)
 
 
-def rejoin(stream: torch.cuda.Stream | None) -> None:
-    """The current stream goes on after what `stream` holds so far."""
-    if stream is not None:
-        torch.cuda.current_stream().wait_stream(stream)
+def _towards(m: StreamModulation, a2v: bool, a2v_quantised: bool, v2a: bool, v2a_quantised: bool) -> dict[str, Norm]:
+    """The norms of a stream for the directions that are computed."""
+    norms = {}
+    if a2v:
+        norms["a2v"] = Norm(*m.a2v, a2v_quantised)
+    if v2a:
+        norms["v2a"] = Norm(*m.v2a, v2a_quantised)
+    return norms
+
+
+def _meeting(x: Rows) -> int:
+    """How many of the leading rows have attention between the streams."""
+    return sum(group != (Leg.ISOLATED,) for group in x.groups)

@@ -38,6 +38,9 @@ class Leg(Enum):
     ISOLATED = "mod"  # positive text, no attention between the streams in any block
 
 
+BOTH = frozenset({"video", "audio"})
+
+
 @dataclass(frozen=True)
 class LegPlan:
     """Which forwards a step needs. Equal plans do equal work, whatever the scales: what a captured graph is keyed by.
@@ -45,6 +48,8 @@ class LegPlan:
     legs: in the order cond, uncond, stg, mod; COND always first.
     stg_video_blocks / stg_audio_blocks: 0-based blocks whose (audio_)attn1 is replaced in the STG leg.
     video / audio: False: that stream keeps its projected tokens through all blocks (skip_step), the other still reads it.
+    isolated: streams whose isolated leg is read; the streams do not meet in it, so another one is not run there.
+    read: streams whose velocities are read at all (a frozen one's are not). What is not read comes back as None.
     """
 
     legs: tuple[Leg, ...]
@@ -52,6 +57,8 @@ class LegPlan:
     stg_audio_blocks: frozenset[int]
     video: bool
     audio: bool
+    isolated: frozenset[str] = BOTH
+    read: frozenset[str] = BOTH
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ for the device, copies nothing back and decides nothing from values: it may be c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...kernels.rms_adaln import affine
+from ...kernels.rms_adaln import Norm, affine, rms_adaln
 from ..config.dit import DiTConfig
 from ..errors import InputError
 from . import geometry as clip
@@ -27,10 +27,11 @@ from .adaln import (
     StreamTables,
     modulate_blocks,
 )
-from .block import Block, State
+from .block import Block, Lane, State, Texts
 from .geometry import Geometry, StreamGeometry
+from .lanes import Lanes
 from .modality import Contexts, Leg, LegPlan, Stream, Velocity
-from .rows import Rows, Schedule, schedule
+from .rows import Rows, Schedule, StreamSchedule, schedule
 from .tables import ScheduleTables, step_tables
 
 # Stored in float32 and rounded only when added (see adaln.modulate_blocks): pass to checkpoint.fill as `keep`.
@@ -101,29 +102,36 @@ class DiT(nn.Module):
         self._check(video, audio, geometry, plan)
         legs = schedule(plan, video is not None, audio is not None)
         batched = batched and len(plan.legs) > 1
-        state = State(
-            self._enter(self.patchify_proj, video, geometry.video, legs, batched),
-            self._enter(self.audio_patchify_proj, audio, geometry.audio, legs, batched),
-        )
         text = self._text(positive, negative, legs, len(video if audio is None else audio), batched)
-        side = self._side_stream(state)
-        modulation: list[BlockModulation] = []
-        for number, block in enumerate(self.transformer_blocks):
-            if not modulation:
-                modulation = self._modulate(tables, number)
-            state = block(state, text, modulation.pop(0), geometry, legs, number, side)
-            pause(number)
-        v = self._leave(self.proj_out, self.scale_shift_table, state.video, tables.video, geometry.video)
-        a = self._leave(self.audio_proj_out, self.audio_scale_shift_table, state.audio, tables.audio, geometry.audio)
+        lanes = self._lanes(video, audio)
+        modulations = self._modulations(tables, lanes)
+        modulation = next(modulations)
+        opening = self.transformer_blocks[0].opening(modulation)
+        lanes.follow()
+        try:
+            with lanes.audio():
+                a = self._enter(self.audio_patchify_proj, audio, geometry.audio, legs.audio, batched, opening.audio)
+            v = self._enter(self.patchify_proj, video, geometry.video, legs.video, batched, opening.video)
+            state = State(v, a)
+            for number, block in enumerate(self.transformer_blocks):
+                ahead = next(modulations, None)
+                opening = None if ahead is None else self.transformer_blocks[number + 1].opening(ahead)
+                state = block(state, text, modulation, opening, geometry, legs, number, lanes)
+                modulation = ahead
+                pause(number)
+        finally:
+            lanes.join()
+        v = self._leave(self.proj_out, self.scale_shift_table, state.video, tables.video, geometry.video, legs.video)
+        a = self._leave(self.audio_proj_out, self.audio_scale_shift_table, state.audio, tables.audio, geometry.audio, legs.audio)
         return {leg: Velocity(_of(v, leg), _of(a, leg)) for leg in plan.legs}
 
-    def _side_stream(self, state: State) -> torch.cuda.Stream | None:
-        """Where the audio stream runs beside the video; None off CUDA and where one of them is missing."""
-        if state.video is None or state.audio is None or state.video.tensors[0].device.type != "cuda":
-            return None
+    def _lanes(self, video: torch.Tensor | None, audio: torch.Tensor | None) -> Lanes:
+        """The audio stream runs beside the video on CUDA, where both are there."""
+        if video is None or audio is None or video.device.type != "cuda":
+            return Lanes(None)
         if self._side is None:
-            self._side = torch.cuda.Stream(state.video.tensors[0].device)
-        return self._side
+            self._side = torch.cuda.Stream(video.device)
+        return Lanes(self._side)
 
     def _check(self, video: torch.Tensor | None, audio: torch.Tensor | None, geometry: Geometry, plan: LegPlan) -> None:
         for name, tokens, stream, channels in (
@@ -144,18 +152,26 @@ class DiT(nn.Module):
             raise InputError("The plan of a step has no leg; it needs at least the conditional one.")
 
     def _enter(
-        self, layer: nn.Linear, tokens: torch.Tensor | None, stream: StreamGeometry | None, legs: Schedule, batched: bool
-    ) -> Rows | None:
+        self,
+        layer: nn.Linear,
+        tokens: torch.Tensor | None,
+        stream: StreamGeometry | None,
+        legs: StreamSchedule | None,
+        batched: bool,
+        opening: Norm | None,
+    ) -> Lane | None:
         """Project tokens to the stream's width and mark keyframes: one row that all legs share."""
-        if tokens is None:
+        if tokens is None or legs is None:
             return None
         x = layer(tokens.to(layer.weight.dtype))
         if stream.marks is not None and self.config.keyframe_embedding:
             x += stream.marks * self.keyframes_abs_pos_embedding
-        all_legs = (legs.video or legs.audio).legs
-        return Rows((all_legs,), (x,), batched)
+        x = Rows((legs.legs,), (x,), batched)
+        if not legs.enabled:
+            return Lane(x, None)
+        return Lane(x, x.spread(lambda x: rms_adaln(x, [opening], stream.index, self.config.norm_eps))[0])
 
-    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batch: int, batched: bool) -> State:
+    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batch: int, batched: bool) -> Texts:
         """Contexts as rows: the negative one serves the unconditional leg, the positive one all others."""
         rows = []
         for name, stream, width in (("video", legs.video, self.config.width), ("audio", legs.audio, self.config.audio_width)):
@@ -182,10 +198,19 @@ class DiT(nn.Module):
                 rows.append(Rows((uncond, others), (torch.cat((bad, good)).to(dtype),), True))
             else:
                 rows.append(Rows((uncond, others), (bad.to(dtype), good.to(dtype)), False))
-        return State(*rows)
+        return Texts(*rows)
+
+    def _modulations(self, tables: StepTables, lanes: Lanes) -> Iterator[BlockModulation]:
+        """Modulation of block after block, made for as many in one go as fit _MODULATION_BYTES."""
+        first = 0
+        while first < len(self.transformer_blocks):
+            made = self._modulate(tables, first)
+            lanes.follow()
+            yield from made
+            first += len(made)
 
     def _modulate(self, tables: StepTables, first: int) -> list[BlockModulation]:
-        """Modulation of block `first` and as many after it as fit _MODULATION_BYTES."""
+        """Modulation of block `first` and of those after it that fit."""
         there = [stream for stream in (tables.video, tables.audio) if stream is not None]
         per_block = sum(2 * stream.rows.nbytes for stream in there)
         blocks = list(self.transformer_blocks)[first : first + max(1, _MODULATION_BYTES // per_block)]
@@ -201,10 +226,16 @@ class DiT(nn.Module):
         return [BlockModulation(video, audio) for video, audio in zip(*parts, strict=True)]
 
     def _leave(
-        self, layer: nn.Linear, table: torch.Tensor, x: Rows | None, tables: StreamTables | None, stream: StreamGeometry | None
+        self,
+        layer: nn.Linear,
+        table: torch.Tensor,
+        lane: Lane | None,
+        tables: StreamTables | None,
+        stream: StreamGeometry | None,
+        legs: StreamSchedule | None,
     ) -> Rows | None:
         """LayerNorm, modulate by the embedded timestep, project to velocities: rows (B, T, C)."""
-        if x is None:
+        if lane is None or not legs.read:
             return None
         shift, scale = (table.to(tables.embedded.dtype) + tables.embedded.unsqueeze(1)).unbind(1)  # (K, D)
 
@@ -213,8 +244,10 @@ class DiT(nn.Module):
             normed = F.layer_norm(x.to(wide), x.shape[-1:], eps=self.config.norm_eps)
             return layer(affine(normed, scale, shift, stream.index).to(x.dtype))
 
-        return x.map(head)
+        return lane.x.map(head)
 
 
 def _of(rows: Rows | None, leg: Leg) -> torch.Tensor | None:
-    return None if rows is None else rows.row(rows.of(leg))
+    if rows is None or not any(leg in group for group in rows.groups):
+        return None
+    return rows.row(rows.of(leg))

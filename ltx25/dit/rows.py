@@ -6,12 +6,13 @@ one tensor each (sequential: every op has the shapes of a single forward, so res
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
+from ...kernels.quantise import Activation, Quantised, room
 from .modality import Leg, LegPlan
 
 Groups = tuple[tuple[Leg, ...], ...]
@@ -25,18 +26,22 @@ class Rows:
     """`groups` names the legs of every row; `tensors` is one tensor of (rows * B, ...) or one of (B, ...) per row."""
 
     groups: Groups
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[Activation, ...]
     batched: bool
 
-    def map(self, op: Callable[..., torch.Tensor], *others: Rows) -> Rows:
+    def map(self, op: Callable[..., Activation], *others: Rows) -> Rows:
         """Apply `op` to each tensor, together with those of `others` (same groups, same layout)."""
         results = tuple(op(*parts) for parts in zip(self.tensors, *(other.tensors for other in others), strict=True))
         return Rows(self.groups, results, self.batched)
 
-    def map_pair(self, op: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> tuple[Rows, Rows]:
-        """As `map`, for an op with two results."""
-        first, second = zip(*(op(tensor) for tensor in self.tensors), strict=True)
-        return Rows(self.groups, first, self.batched), Rows(self.groups, second, self.batched)
+    def spread(self, op: Callable[..., Sequence[Activation]], *others: Rows) -> tuple[Rows, ...]:
+        """As `map`, for an op with several results: one Rows for each."""
+        results = [op(*parts) for parts in zip(self.tensors, *(other.tensors for other in others), strict=True)]
+        return tuple(Rows(self.groups, column, self.batched) for column in zip(*results, strict=True))
+
+    def room(self, width: int, quantised: bool) -> Rows:
+        """Unwritten memory for results (B, T, `width`) of every row."""
+        return self.map(lambda tensor: room(tensor, width, quantised))
 
     def run(self, start: int, stop: int) -> Rows:
         """Rows [start, stop) as views: writing to them writes to this state."""
@@ -47,7 +52,7 @@ class Rows:
         size = self.tensors[0].shape[0] // len(self.groups)
         return Rows(self.groups[start:stop], (self.tensors[0][start * size : stop * size],), True)
 
-    def row(self, number: int) -> torch.Tensor:
+    def row(self, number: int) -> Activation:
         """(B, ...), a view."""
         return self.run(number, number + 1).tensors[0]
 
@@ -62,14 +67,21 @@ class Rows:
         sources = [self.of(legs[0]) for legs in groups]
         parts = [self.row(source) for source in sources]
         if self.batched:
-            return Rows(groups, (torch.cat(parts),), True)
+            return Rows(groups, (_cat(parts),), True)
         first = {source: sources.index(source) for source in sources}
-        return Rows(groups, tuple(part if first[s] == i else part.clone() for i, (s, part) in enumerate(zip(sources, parts, strict=True))), False)
+        return Rows(groups, tuple(part if first[s] == i else _cat([part]) for i, (s, part) in enumerate(zip(sources, parts, strict=True))), False)
 
 
-def join(groups: Groups, parts: list[torch.Tensor], batched: bool) -> Rows:
+def join(groups: Groups, parts: list[Activation], batched: bool) -> Rows:
     """Rows from one (B, ...) tensor each, laid out as asked."""
-    return Rows(groups, (torch.cat(parts),) if batched else tuple(parts), batched)
+    return Rows(groups, (_cat(parts),) if batched else tuple(parts), batched)
+
+
+def _cat(parts: list[Activation]) -> Activation:
+    """A new tensor of all rows of `parts`."""
+    if isinstance(parts[0], Quantised):
+        return Quantised(torch.cat([part.values for part in parts]), torch.cat([part.scale for part in parts]))
+    return torch.cat(parts)
 
 
 class Point(IntEnum):
@@ -86,6 +98,7 @@ class StreamSchedule:
 
     legs: tuple[Leg, ...]
     enabled: bool
+    read: bool  # anyone wants its velocities; else its last block ends where nobody reads it any more
     perturbed: frozenset[int]  # blocks whose self-attention the STG leg replaces
     stg: tuple[int, Point] | None
     isolated: tuple[int, Point] | None
@@ -124,7 +137,7 @@ def schedule(plan: LegPlan, has_video: bool, has_audio: bool) -> Schedule:
     first = min(perturbed[0] | perturbed[1], default=None)
     meet = has_video and has_audio
     streams = []
-    for there, enabled, own in ((has_video, video, perturbed[0]), (has_audio, audio, perturbed[1])):
+    for name, there, enabled, own in (("video", has_video, video, perturbed[0]), ("audio", has_audio, audio, perturbed[1])):
         if first is None or not (own or meet):
             stg = None
         elif meet:
@@ -132,5 +145,7 @@ def schedule(plan: LegPlan, has_video: bool, has_audio: bool) -> Schedule:
         else:
             stg = (min(own), Point.TEXT)
         isolated = (0, Point.CROSS) if meet else None
-        streams.append(StreamSchedule(legs, enabled, own, stg, isolated) if there else None)
+        # Isolated streams do not see each other: one that nobody reads there is not run.
+        mine = tuple(leg for leg in legs if leg is not Leg.ISOLATED or not meet or name in plan.isolated)
+        streams.append(StreamSchedule(mine, enabled, name in plan.read, own, stg, isolated) if there and mine else None)
     return Schedule(*streams)

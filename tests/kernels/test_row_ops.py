@@ -3,6 +3,7 @@
 import pytest
 import torch
 from comfyui_ltx25.kernels import gated_residual, head_gate, modulate, qk_norm_rope, rms_adaln
+from comfyui_ltx25.kernels.rms_adaln import Norm
 from comfyui_ltx25.tests.support.kernels import CUDA, PLACES, random
 from comfyui_ltx25.tests.support.tolerance import assert_no_worse_than, poisoned_memory
 
@@ -20,52 +21,74 @@ def on(device, *tensors):
     return tuple(None if tensor is None else tensor.to(device) for tensor in tensors)
 
 
+def norms_of(table: torch.Tensor, quantised: tuple[bool, ...] = (False, False)) -> list[Norm]:
+    """Two affines out of (levels, 4, width), rows strided as the model's are."""
+    return [Norm(table[:, 2 * i], table[:, 2 * i + 1], quantised[i]) for i in range(len(quantised))]
+
+
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 def test_rms_adaln_stays_within_twice_the_twins_error(device, dtype, shape, levels):
     x = random(shape, dtype, 1, 3.0)
-    table = random((levels, 4, shape[2]), dtype, 2)  # rows strided, as the model's are
-    pairs = [(table[:, 0], table[:, 1]), (table[:, 2], table[:, 3])]
+    table = random((levels, 4, shape[2]), dtype, 2)
     index = levels_of(shape[1], levels)
     with poisoned_memory():
-        got = rms_adaln._launch(*on(device, x), on(device, *pairs[0]), on(device, *pairs[1]), *on(device, index), 1e-6)
-        alone = rms_adaln._launch(*on(device, x), on(device, *pairs[0]), None, *on(device, index), 1e-6)
-    twin = rms_adaln.rms_adaln_pair_reference(x, *pairs, index, 1e-6)
-    truth = rms_adaln.rms_adaln_pair_reference(x.double(), *[tuple(t.double() for t in pair) for pair in pairs], index, 1e-6)
+        got = rms_adaln._launch(*on(device, x), norms_of(*on(device, table)), *on(device, index), 1e-6)
+        alone = rms_adaln._launch(*on(device, x), norms_of(*on(device, table))[:1], *on(device, index), 1e-6)
+    twin = rms_adaln.rms_adaln_reference(x, norms_of(table), index, 1e-6)
+    truth = rms_adaln.rms_adaln_reference(x.double(), norms_of(table.double()), index, 1e-6)
     for mine, plain, true in zip(got, twin, truth, strict=True):
         assert_no_worse_than(mine, plain, true)
     assert torch.equal(alone[0], got[0])
 
 
+@pytest.mark.parametrize("gate_levels", LEVELS)
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-def test_gated_residual_updates_in_place_within_twice_the_twins_error(device, dtype, shape, levels):
+def test_gated_residual_updates_in_place_within_twice_the_twins_error(device, dtype, shape, levels, gate_levels):
+    """Also that a norm behind an update has the bits of that norm alone: legs that part there stay equal to legs that do not."""
     x, y = random(shape, dtype, 1), random(shape, dtype, 2)
-    gate, scale, shift = random((3, levels, shape[2]), dtype, 3)
+    levels = max(levels, gate_levels)
+    gate, table = random((gate_levels, shape[2]), dtype, 3), random((levels, 4, shape[2]), dtype, 4)
     index = levels_of(shape[1], levels)
     both = torch.cat([x, x]).to(device)  # the second half is a row that must not be touched
     mine = both[: shape[0]]
     with poisoned_memory():
-        got = gated_residual._launch(mine, *on(device, y, gate), on(device, scale, shift), *on(device, index), 1e-6)
-    plain = x.clone()
-    twin = gated_residual.gated_residual_rms_adaln_reference(plain, y, gate, scale, shift, index, 1e-6)
-    truth = gated_residual.gated_residual_reference(x.double(), y.double(), gate.double(), index)
-    assert_no_worse_than(mine, plain, truth)
+        got = gated_residual._launch(mine, *on(device, y, gate), norms_of(*on(device, table)), *on(device, index), 1e-6)
+    plain, truth_x = x.clone(), x.double()
+    twin = gated_residual.gated_residual_reference(plain, y, gate, norms_of(table), index, 1e-6)
+    gated_residual.gated_residual_reference(truth_x, y.double(), gate.double(), (), index, 1e-6)
+    assert_no_worse_than(mine, plain, truth_x)
     # What the norm reads is the rounded stream: its own, wherever that differs from the twin's in the last bit.
-    assert_no_worse_than(got, twin, rms_adaln.rms_adaln_reference(mine.cpu().double(), scale.double(), shift.double(), index, 1e-6), 2.0 if torch.equal(mine.cpu(), plain) else 4.0)
+    truth = rms_adaln.rms_adaln_reference(mine.cpu().double(), norms_of(table.double()), index, 1e-6)
+    for norm, its_twin, true in zip(got, twin, truth, strict=True):
+        assert_no_worse_than(norm, its_twin, true, 2.0 if torch.equal(mine.cpu(), plain) else 4.0)
     assert torch.equal(both[shape[0] :].cpu(), x)
-    again = x.to(device)
-    gated_residual._launch(again, *on(device, y, gate), None, *on(device, index), 0.0)
-    assert torch.equal(again, mine)
+    for count in (0, 1):
+        again = x.to(device, copy=True)
+        rest = gated_residual._launch(again, *on(device, y, gate), norms_of(*on(device, table))[:count], *on(device, index), 1e-6)
+        assert torch.equal(again, mine) and all(map(torch.equal, rest, got))
+    assert all(map(torch.equal, rms_adaln._launch(mine, norms_of(*on(device, table)), *on(device, index), 1e-6), got))
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_norms_write_into_given_rows_only(device, dtype):
+    x, y, gate = random((1, 5, 24), dtype, 1), random((1, 5, 24), dtype, 2), random((1, 24), dtype, 3)
+    table = random((1, 4, 24), dtype, 4)
+    wide = torch.full((3, 5, 24), 7.0, dtype=dtype, device=device)
+    (want,) = gated_residual._launch(x.to(device, copy=True), *on(device, y, gate), norms_of(*on(device, table))[:1], None, 1e-6)
+    (got,) = gated_residual._launch(x.to(device, copy=True), *on(device, y, gate), norms_of(*on(device, table))[:1], None, 1e-6, [wide[1:2]])
+    assert got.data_ptr() == wide[1].data_ptr() and torch.equal(wide[1:2], want)
+    assert bool((wide[::2] == 7).all())
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 def test_gated_residual_refuses_a_row_it_could_not_write_through(device, dtype):
     x = random((1, 4, 16), dtype, 1).to(device)
     with pytest.raises(ValueError, match="contiguous"):
-        gated_residual._launch(x[..., ::2], x[..., ::2], x[0, :1, ::2], None, None, 0.0)
+        gated_residual._launch(x[..., ::2], x[..., ::2], x[0, :1, ::2], (), None, 0.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -88,7 +111,7 @@ def test_head_gate_takes_what_attention_and_a_merged_product_leave(device, dtype
     o = random((rows, heads, tokens, width), dtype, 1).transpose(1, 2)
     logits = random((rows, tokens, 3 * heads), dtype, 2, 4.0)[..., 2 * heads :]
     with poisoned_memory():
-        got = head_gate._launch(*on(device, o, logits), None)
+        got = head_gate._launch(*on(device, o, logits))
     out = torch.full((rows + 1, tokens, heads * width), 7.0, dtype=dtype, device=device)
     head_gate._launch(*on(device, o, logits), out[:rows])
     twin, truth = head_gate.head_gate_reference(o, logits), head_gate.head_gate_reference(o.double(), logits.double())

@@ -138,6 +138,9 @@ def in_float64(dit, arguments):
             for name, table in block.named_parameters(recurse=False):
                 self.register_parameter(name, nn.Parameter(table.double(), requires_grad=False))
 
+        def opening(self, modulation):
+            return self.narrow[0].opening(modulation)
+
         def forward(self, *args):
             return copy.deepcopy(self.narrow[0]).double()(*args)
 

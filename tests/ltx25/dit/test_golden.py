@@ -67,8 +67,8 @@ def test_inner_states():
     for layer in layers:
         getattr(dit.transformer_blocks[0], layer).register_forward_hook(keep(f"block_0_{layer}"))
     for i, block in enumerate(dit.transformer_blocks):
-        block.register_forward_hook(lambda module, args, state, i=i: keep(f"video_after_block_{i}")(module, args, state.video))
-        block.register_forward_hook(lambda module, args, state, i=i: keep(f"audio_after_block_{i}")(module, args, state.audio))
+        block.register_forward_hook(lambda module, args, state, i=i: keep(f"video_after_block_{i}")(module, args, state.video.x))
+        block.register_forward_hook(lambda module, args, state, i=i: keep(f"audio_after_block_{i}")(module, args, state.audio.x))
     run_row(dit, golden.inputs(name), 0)
     wanted = {key for key in golden.outputs(name) if not key.endswith(("_velocity", "_x0"))}
     assert wanted == seen.keys()

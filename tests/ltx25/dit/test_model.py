@@ -79,7 +79,7 @@ def test_n7_every_tensor_of_the_file_changes_the_result(poked):
 def test_n7_keyframe_embedding_enters_through_marked_tokens_only(poked):
     case = golden.inputs("dit/t2v_cond")
     entered = []
-    hook = poked.transformer_blocks[0].register_forward_pre_hook(lambda module, args: entered.append(args[0].video.row(0).clone()))
+    hook = poked.transformer_blocks[0].register_forward_pre_hook(lambda module, args: entered.append(args[0].video.x.row(0).clone()))
     saved = poked.keyframes_abs_pos_embedding.detach().clone()
     try:
         base = outputs(poked, forward_of(poked, case))
