@@ -150,6 +150,16 @@ class Engine:
     # What the files say
 
     @property
+    def opened(self) -> Opened:
+        """Configs, headers and parts of the files."""
+        return self._opened
+
+    @property
+    def batched(self) -> bool:
+        """Whether legs run side by side."""
+        return self.options.legs == "batched" or (self.options.legs == "auto" and self.device.type != "cpu")
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         return tuple(self._opened.parts.values())
 
@@ -324,7 +334,7 @@ class Engine:
             check_sigmas(job.sigmas),
             sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
             self.blocks,
-            self.options.legs == "batched" or (self.options.legs == "auto" and self.device.type != "cpu"),
+            self.batched,
         )
         check_job(plan)
         return _Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))

@@ -13,8 +13,9 @@ from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, 
 from ..instrument.history import Run, find_run, read_runs
 from ..instrument.law import Law
 from ..instrument.plot import plot_run
-from ..instrument.table import aligned, phase_table
-from ..instrument.units import bytes_text, rate_text, seconds_text
+from ..instrument.report import clip_text, law_lines, record_text, steps_text
+from ..instrument.table import aligned
+from ..instrument.units import rate_text, seconds_text
 
 DEFAULT_RUNS = "ltx25_runs"
 
@@ -52,54 +53,14 @@ def _show(arguments: argparse.Namespace) -> int:
         print(record_text(find_run(folder, arguments.record)))
         return 0
     runs = _read(folder)
+    if not runs:
+        print(f"no run records in {folder}; every render writes one")
+        return 0
     rows = [("record", "started", "status", "clip", "steps", "wall", "stopped in")]
     for run in runs:
-        rows.append((run.path.stem, str(run.header.get("started", "-"))[:19], run.status, _clip(run), _steps(run), seconds_text(run.wall), run.where))
+        rows.append((run.path.stem, str(run.header.get("started", "-"))[:19], run.status, clip_text(run), steps_text(run), seconds_text(run.wall), run.where))
     print(aligned(rows, left=(0, 1, 2, 3, 4, 6)))
     return 0
-
-
-def record_text(run: Run) -> str:
-    """Everything one record tells, as plain text."""
-    header = run.header
-    lines = [
-        f"{run.name}: {run.status}" + (f" in {run.where}" if run.where else ""),
-        f"{header.get('device', '-')}, torch {header.get('torch', '-')}, triton {header.get('triton') or '-'}, driver {header.get('driver') or '-'}, "
-        f"pack {header.get('pack') or '-'} at {(header.get('revision') or '-')[:12]}",
-        *(f"{slot}: {file.get('name')} ({bytes_text(file.get('bytes'))}, header {str(file.get('header'))[:12]})" for slot, file in (header.get("files") or {}).items()),
-        f"{_clip(run)}, {_steps(run)}",
-        "",
-        phase_table(run.phases, run.wall),
-    ]
-    accounted = run.end.get("accounted")
-    if accounted is not None:
-        lines.append(f"phases account for {100 * accounted:.2f} % of the wall time")
-    lines += _forward_lines(run) + [profile_text(event) for event in run.of("profile")]
-    if run.end.get("error"):
-        lines.append(f"error: {run.end['error']}")
-    if run.skipped:
-        lines.append(f"{run.skipped} damaged line{'s' if run.skipped > 1 else ''} skipped")
-    return "\n".join(lines)
-
-
-def profile_text(event: dict) -> str:
-    """One traced step, and with it the verdict on CUDA graphs: how much of the wall the device was busy."""
-    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in (event.get("shares") or {}).items())
-    graphs = {True: "graphs on", False: "graphs off"}.get(event.get("graphs"), "graphs not said")
-    busy = event.get("device_busy")
-    return f"profile ({graphs}): device busy {seconds_text(busy)} of {seconds_text(event.get('wall'))}; {shares}"
-
-
-def _forward_lines(run: Run) -> list[str]:
-    lines = []
-    for row in run.phases:
-        error = (row.get("facts") or {}).get("estimate")
-        if error:
-            first, half = error["first"], error["half"]
-            lines.append(
-                f"estimate of the time left: {100 * first['error']:+.0f} % when first shown (step 2), {100 * half['error']:+.0f} % at half time"
-            )
-    return lines
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -114,8 +75,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     folder = runs_folder(arguments.runs)
     a, b = find_run(folder, arguments.a), find_run(folder, arguments.b)
     changes = compare(a, b, read_runs(folder)[0])
-    print(f"A {a.name}: {_clip(a)}, {_steps(a)}, {a.header.get('device')}")
-    print(f"B {b.name}: {_clip(b)}, {_steps(b)}, {b.header.get('device')}")
+    print(f"A {a.name}: {clip_text(a)}, {steps_text(a)}, {a.header.get('device')}")
+    print(f"B {b.name}: {clip_text(b)}, {steps_text(b)}, {b.header.get('device')}")
     for name in ("device", "torch", "triton", "driver", "pack", "revision", "geometry", "options"):
         if a.header.get(name) != b.header.get(name):
             print(f"differs: {name} {a.header.get(name)} -> {b.header.get(name)}")
@@ -147,34 +108,6 @@ def _fit(arguments: argparse.Namespace) -> int:
     return 0 if found else 1
 
 
-def law_lines(law: Law | str, measured: Measured) -> list[str]:
-    """A law as text: formula, residuals per geometry, what to expect of others, and the range it may be trusted in."""
-    if isinstance(law, str):
-        return [f"  no law: {law}"]
-    lines = [
-        f"  seconds per group = {law.constant:.4f} + {1e3 * law.linear:.4f} ms/TFLOP x matrix products + {1e3 * law.attention:.4f} ms/TFLOP x attention",
-        f"  power law beside it = {law.scale:.3g} x tokens^{law.power:.3f}",
-    ]
-    rows = [("  tokens", "TFLOP", "measured", "spread", "groups", "law", "left out", "power", "left out")]
-    for point, *errors in zip(law.points, law.residuals, law.left_out, law.power_residuals, law.power_left_out, strict=True):
-        rows.append(
-            (
-                f"  {point.video}+{point.audio}",
-                f"{point.linear + point.attention:.4g}",
-                seconds_text(point.seconds),
-                f"{100 * point.spread:.1f} %",
-                f"{point.groups} in {point.runs} run{'s' if point.runs > 1 else ''}",
-                *(f"{100 * error:+.1f} %" for error in errors),
-            )
-        )
-    lines += aligned(rows, left=(0,)).splitlines()
-    fewest, most = law.tokens
-    lines.append(f"  a geometry not seen: within {100 * law.error:.0f} % (cross-validated), from {fewest} to {most} tokens; outside it is an extrapolation")
-    if measured.warm_up is not None:
-        lines.append(f"  fixed per run: the first group takes {seconds_text(measured.warm_up)} longer (allocation, kernel choice, capture)")
-    return lines
-
-
 def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measured]) -> list[str]:
     rows = [("  phase", "fixed", "variable", "from")]
     for name, rate in sorted(rates.items()):
@@ -199,21 +132,3 @@ def _read(folder: Path) -> list[Run]:
     for line in skipped:
         print(line, file=sys.stderr)
     return runs
-
-
-def _clip(run: Run) -> str:
-    clip = run.header.get("geometry") or {}
-    if not clip.get("width"):
-        return "no clip size" if not clip.get("frame_rate") else "sound only"
-    batch = f" x {clip['batch']}" if (clip.get("batch") or 1) > 1 else ""
-    return f"{clip['width']}x{clip['height']}, {clip['frames']} frames at {clip['frame_rate']:g}/s{batch}"
-
-
-def _steps(run: Run) -> str:
-    legs = _sample_facts(run).get("legs") or run.header.get("legs") or []
-    steps = _sample_facts(run).get("steps") or run.header.get("steps")
-    return f"{steps} steps of {'+'.join(legs)}" if steps and legs else "no steps"
-
-
-def _sample_facts(run: Run) -> dict:
-    return next((event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample"), {})

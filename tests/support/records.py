@@ -13,8 +13,9 @@ from comfyui_ltx25.ltx25.instrument.work import sample_work
 
 PUBLISHED = DiTConfig(48, 32, 128, 64, 128, 128, 128, 128, 1e-6, 1e4, (20, 2048, 2048), 20, 1000.0, 1000.0, False, True, True, True)
 GUIDED = LegPlan(tuple(Leg), frozenset([28]), frozenset([28]), video=True, audio=True)
-WEIGHTS = 38 << 30  # bytes on the device while sampling
-PER_TOKEN = 1 << 20
+HOST = 3 << 30  # bytes of the process before it loads
+PER_TOKEN = 700_000  # bytes a token of the guided step needs beside the weights
+PER_OUTPUT = 12  # bytes of host memory a pixel of a frame needs
 
 
 class Clock:
@@ -26,6 +27,28 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Memory:
+    """A meter whose device fills as the test says."""
+
+    def __init__(self) -> None:
+        self.device, self.host = 0, HOST
+
+    def opened(self, phase) -> None:
+        phase.device_memory, phase.host_memory = self.device, self.host
+
+    def ticked(self, phase) -> None:
+        phase.device_memory, phase.host_memory = self.device, self.host
+
+    def closed(self, phase) -> None:
+        phase.peak_device = max(phase.peak_device or 0, self.device)
+        phase.peak_host = max(phase.peak_host or 0, self.host)
+
+    def beat(self, phase) -> None: ...
+
+    def settled(self, wait: bool) -> list:
+        return []
 
 
 def law_seconds(linear: float, attention: float) -> float:
@@ -43,19 +66,20 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
         forwards=4 * steps, settings={"seed": seed},
     )  # fmt: skip
     record = RunRecord(folder, {"device": device, "device_type": "cuda", "torch": "2.13", "pack": "0.1.0", **facts})
-    watch = Watch([record])
+    memory = Memory()
+    watch = Watch([record], memory)
     work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bf16", batched=True)
     group = law_seconds(work["work"][0]["linear"], work["work"][0]["attention"])
     with record:
         with watch.phase("load.read", total=40 << 30, unit="byte") as phase:
             clock.sleep(4.0)
             phase.tick(40 << 30)
-            phase.peak_device = WEIGHTS
+            memory.device = 30 << 30
         with watch.phase("text.tower", total=48, unit="layer", tokens=200) as phase:
             clock.sleep(0.1)
             phase.tick(48)
         with watch.phase("sample", total=4 * steps, unit="forward", tokens=tokens, steps=steps, legs=[leg.value for leg in Leg], **work) as phase:
-            phase.peak_device = WEIGHTS + PER_TOKEN * sum(tokens.values())
+            phase.peak_device = memory.device + PER_TOKEN * sum(tokens.values())
             phase.device_span = 0.9 * steps * group
             forwards = Forwards(phase, [Group(step, tuple(leg.value for leg in Leg)) for step in range(1, steps + 1)])
             for step in range(steps):
@@ -68,8 +92,8 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
             for _ in range(2):
                 clock.sleep(0.1 + 2e-9 * width * height * frames)
                 phase.tick()
-            phase.peak_device = (4 << 30) + 80 * width * height * frames
-            phase.peak_host = (3 << 30) + 12 * width * height * frames
+            phase.peak_device = memory.device + 2000 * width * height
+            phase.peak_host = HOST + PER_OUTPUT * width * height * frames
         with watch.phase("decode.audio", total=10, unit="layer") as phase:
             clock.sleep(0.05)
             phase.tick(10)

@@ -1,0 +1,96 @@
+"""Plans as plain text, and the few words people write budgets and sizes in."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import InputError
+from ..request import Request
+from ..shapes import PUBLISHED_COMPRESSION, Compression
+from .models import Models
+from .planner import Budget, Plan, Planner
+from .table import aligned
+from .units import bytes_text, seconds_text
+
+PUBLISHED_STG = "28"
+
+
+def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
+    """A plan as plain text: what it is of, phases with what each number rests on, peaks, and whether it fits."""
+    request = plan.request
+    lines = [
+        f"plan for {request.width}x{request.height}, {request.frames} frames at {request.frame_rate:g}/s: "
+        f"{plan.tokens[0]} + {plan.tokens[1]} tokens, {plan.forwards} forwards, with {models.name}",
+        *plan.notes,
+        "",
+    ]
+    rows = [("phase", "predicted", "rests on")]
+    rows += [(phase.name, seconds_text(phase.seconds), phase.basis) for phase in plan.phases]
+    rows.append(("run", seconds_text(plan.seconds), "extrapolated where said" if any(p.extrapolated for p in plan.phases) else "inside what was measured"))
+    lines.append(aligned(rows, left=(0, 2)))
+    for name, need, have in (("device", plan.device, budget.device), ("host", plan.host, budget.host)):
+        if need is not None:
+            lines.append(f"peak {name} memory: {bytes_text(need)}" + (f" of {bytes_text(have)} there" if have is not None else ""))
+    reasons = plan.beyond(budget)
+    lines.append("it fits" if not reasons else "it does not fit: " + "; ".join(reasons))
+    return "\n".join(lines)
+
+
+def largest_text(planner: Planner, request: Request, budget: Budget, batch: int) -> str:
+    """The largest clips that fit, or why none does."""
+    fits = planner.largest(request, budget, batch)
+    return "\n".join(_largest_lines(fits) if fits else _refusal_lines(planner.smallest(request), budget))
+
+
+def usual_stg_blocks(layers: int) -> str:
+    """The published model's perturbed block, or the middle one of a model that has fewer."""
+    return PUBLISHED_STG if layers > int(PUBLISHED_STG) else str(layers // 2)
+
+
+def frames_of(seconds: float, frame_rate: float, compression: Compression = PUBLISHED_COMPRESSION) -> int:
+    """The legal number of frames nearest to `seconds`."""
+    if not 0 < seconds < 1e6:
+        raise InputError(f"--seconds {seconds:g} is no length of a clip; give s, for example 5.")
+    return max(0, round((seconds * frame_rate - 1) / compression.frames)) * compression.frames + 1
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height out of "1280x704". Raises InputError for anything else."""
+    found = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\d+)", text.strip())
+    if not found:
+        raise InputError(f"size '{text}' is not width x height in px; write it like 1280x704.")
+    return int(found[1]), int(found[2])
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds out of "90", "90s", "10m", "1.5h"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
+    if not found or float(found[1]) == 0:
+        raise InputError(f"'{text}' is no time; write it like 90s, 10m or 1.5h.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes out of "24G", "24GiB", "512M"; units are binary."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt])i?b?", text.strip().lower())
+    if not found or float(found[1]) == 0:
+        raise InputError(f"'{text}' is no memory size; write it like 24G.")
+    return int(float(found[1]) * 1024 ** ("kmgt".index(found[2]) + 1))
+
+
+def _largest_lines(fits: list[Plan]) -> list[str]:
+    lines = ["the largest that fits (pixels and frames trade freely, only tokens count):"]
+    for plan in {(p.request.width, p.request.height, p.request.frames): p for p in fits}.values():
+        r = plan.request
+        memory = f", {bytes_text(plan.device)} device memory" if plan.device is not None else ""
+        lines.append(
+            f"  {r.width}x{r.height}, {r.frames} frames ({r.frames / r.frame_rate:.1f} s): {sum(plan.tokens)} tokens, "
+            f"about {seconds_text(plan.seconds, rough=True)}{memory}, {bytes_text(plan.host)} host memory"
+        )
+    return lines
+
+
+def _refusal_lines(smallest: Plan, budget: Budget) -> list[str]:
+    r = smallest.request
+    why = "; ".join(smallest.beyond(budget)) or "no size of this shape fits"
+    return [f"nothing fits, not even {r.width}x{r.height}, {r.frames} frame: {why}", "give more time or memory, fewer steps, or another device"]

@@ -1,0 +1,146 @@
+"""PlanLTX25Render and LTX25RunReport: what a render will cost, and what it did."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from comfy_api.latest import io
+
+from ..ltx25.instrument.history import find_run, read_runs
+from ..ltx25.instrument.models import Models
+from ..ltx25.instrument.plan_text import (
+    frames_of,
+    largest_text,
+    parse_bytes,
+    parse_seconds,
+    plan_text,
+    usual_stg_blocks,
+)
+from ..ltx25.instrument.planner import Budget, Planner
+from ..ltx25.instrument.plot import plot_run
+from ..ltx25.instrument.report import record_text
+from ..ltx25.request import SAMPLERS, Request
+from ..ltx25.schedule import SCHEDULES
+from .load import EngineType
+from .run import runs_folder
+
+
+class PlanLTX25Render(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="PlanLTX25Render",
+            display_name="Plan LTX-2.5 Render",
+            category="LTX-2.5",
+            description="Predicts seconds and memory of a render on this machine before anything is loaded, and the largest clip that fits.",
+            search_aliases=["estimate", "how long", "time left", "out of memory", "budget", "LTX plan"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint. Only the headers of its files are read."),
+                io.Int.Input("width", default=768, min=32, max=8192, step=32, tooltip="Width in px."),
+                io.Int.Input("height", default=512, min=32, max=8192, step=32, tooltip="Height in px."),
+                io.Float.Input("seconds", default=5.0, min=0.04, max=340.0, step=0.01, tooltip="Length of the clip; the nearest legal number of frames is planned."),
+                io.Float.Input("frame_rate", default=24.0, min=1.0, max=240.0, step=0.001, tooltip="Frames per second."),
+                io.Combo.Input("schedule", options=list(SCHEDULES), default="ltx2", tooltip="As on the sampler."),
+                io.Int.Input("steps", default=30, min=1, max=1000, tooltip="Of schedule ltx2, as on the sampler."),
+                io.Combo.Input("sampler", options=list(SAMPLERS), default="auto", tooltip="As on the sampler."),
+                io.Boolean.Input("guidance", default=True, tooltip="On: the guider's four legs. Off: one leg, as the distilled file wants it."),
+                io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="Clips made together."),
+                io.String.Input("time_budget", default="", tooltip="Time there is: 90s, 10m, 1.5h. Empty: no limit."),
+                io.String.Input("memory_budget", default="", tooltip="Device memory there is: 24G. Empty: what is free now."),
+            ],
+            outputs=[
+                io.String.Output("plan", tooltip="Phases with their predicted seconds and what each number rests on, memory, and what fits."),
+                io.Boolean.Output("fits", tooltip="Whether the request fits time and memory."),
+                io.Int.Output("width", tooltip="Of the largest clip of this shape and length that fits; as asked for when that fits."),
+                io.Int.Output("height", tooltip="As width."),
+                io.Int.Output("frames", tooltip="Of the request. At this size, the text also tells the longest clip that fits."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        engine,
+        width=768,
+        height=512,
+        seconds=5.0,
+        frame_rate=24.0,
+        schedule="ltx2",
+        steps=30,
+        sampler="auto",
+        guidance=True,
+        batch_size=1,
+        time_budget="",
+        memory_budget="",
+    ) -> io.NodeOutput:
+        model = engine.engine
+        models = Models.of(model.opened)
+        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched)
+        free = planner.free()
+        seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
+        budget = Budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else free.device, free.host)
+        request = Request(
+            prompt="plan",
+            width=width,
+            height=height,
+            frames=frames_of(seconds, frame_rate, models.compression),
+            frame_rate=frame_rate,
+            schedule=schedule,
+            steps=steps,
+            sampler=sampler,
+            compression=models.compression,
+            **({"stg_blocks": usual_stg_blocks(models.dit.layers)} if guidance else _UNGUIDED),
+        )
+        plan = planner.plan(request, batch_size)
+        lines, best = [plan_text(plan, models, budget)], request
+        if plan.beyond(budget):
+            lines.append(largest_text(planner, request, budget, batch_size))
+            same_length = [p.request for p in planner.largest(request, budget, batch_size) if p.request.frames == request.frames]
+            best = same_length[-1] if same_length else request
+        return io.NodeOutput("\n".join(lines), not plan.beyond(budget), best.width, best.height, request.frames)
+
+
+class LTX25RunReport(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25RunReport",
+            display_name="LTX-2.5 Run Report",
+            category="LTX-2.5",
+            description="Draws a run record: phases and forwards along the time, how busy the device was, and memory.",
+            search_aliases=["timeline", "benchmark", "profile", "run record", "how long did it take"],
+            inputs=[
+                io.String.Input(
+                    "record",
+                    default="last",
+                    tooltip="last, last-1, or part of a record's name. Records are in ltx25_runs in the output folder.",
+                ),
+                io.AnyType.Input("after", optional=True, tooltip="Connect what must be done first, such as the images of Decode Video VAE: then its run is drawn."),
+            ],
+            outputs=[
+                io.Image.Output("image", tooltip="The timeline, 1280 px wide."),
+                io.String.Output("text", tooltip="The record as text: phase table, estimate, profile."),
+            ],
+            not_idempotent=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, record="last", **_):
+        return float("nan")  # "last" means another record after every run
+
+    @classmethod
+    def execute(cls, record="last", after=None) -> io.NodeOutput:
+        run = find_run(runs_folder(), record)
+        image = torch.from_numpy(np.asarray(plot_run(run), dtype=np.float32) / 255)[None]
+        return io.NodeOutput(image, record_text(run))
+
+
+_UNGUIDED = {
+    "negative": None,
+    "video_cfg": 1.0,
+    "video_stg": 0.0,
+    "video_modality": 1.0,
+    "audio_cfg": 1.0,
+    "audio_stg": 0.0,
+    "audio_modality": 1.0,
+}

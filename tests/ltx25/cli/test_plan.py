@@ -1,0 +1,82 @@
+import pytest
+import torch
+from comfyui_ltx25.ltx25 import cli
+from comfyui_ltx25.ltx25.instrument import planner
+from comfyui_ltx25.ltx25.instrument.header import device_name
+from comfyui_ltx25.ltx25.instrument.selftest import Speed
+from comfyui_ltx25.tests.support.records import Clock, render
+
+
+@pytest.fixture
+def plan(tmp_path, capsys, monkeypatch):
+    """Run `ltx25 plan ...` on the CPU against the records in tmp_path / "runs": (exit code, printed)."""
+    monkeypatch.setattr(planner, "self_test", lambda device, seconds: Speed("float32", 1e12, 2e10, None))
+
+    def command(*arguments):
+        code = cli.main(["plan", "--device", "cpu", "--runs", str(tmp_path / "runs"), *arguments])
+        return code, capsys.readouterr()
+
+    return command
+
+
+def test_plan_of_the_published_files_needs_no_files_and_no_records(plan):
+    code, shown = plan("--seconds", "5", "--size", "1280x704", "--host-memory", "1T")
+    assert code == 0
+    assert "1280x704, 121 frames at 24/s: 14080 + 126 tokens, 120 forwards, with the published LTX-2.5 files in bf16" in shown.out
+    assert "No records of 48 blocks" in shown.out and "it fits" in shown.out
+    assert [line.split()[0] for line in shown.out.splitlines()[4:12]] == [
+        "load.read", "text.tower", "text.project", "text.connect", "sample", "decode.video", "decode.audio", "mux",
+    ]  # fmt: skip
+
+
+def test_a_budget_tells_the_largest_that_fits_and_ends_in_1_when_the_request_does_not(plan):
+    code, shown = plan("--seconds", "5", "--size", "1280x704", "--budget", "10h", "--host-memory", "1T")
+    assert code == 1
+    assert "it does not fit: it takes about" in shown.out and "10 h 0 min are given" in shown.out
+    assert "the largest that fits (pixels and frames trade freely, only tokens count):" in shown.out
+    assert "  1280x704, " in shown.out and ", 121 frames (5.0 s)" in shown.out
+
+
+def test_nothing_fits_is_said_with_the_reason(plan):
+    code, shown = plan("--budget", "1s", "--host-memory", "8G")
+    assert code == 1 and "nothing fits, not even 32x32, 1 frame" in shown.out and "8.0 GiB are given" in shown.out
+
+
+def test_records_of_this_device_are_used(plan, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    for size in ((768, 448, 25), (1024, 576, 49), (1024, 576, 97)):
+        render(tmp_path / "runs", clock, *size, device=device_name(torch.device("cpu")))
+    (tmp_path / "runs" / "notes.txt").write_text("hello")
+    code, shown = plan("--frames", "73", "--size", "1024x576", "--legs", "batched", "--host-memory", "1T")
+    assert code == 0 and "law of 3 geometries" in shown.out
+    assert "notes.txt is not a run record" in shown.err
+
+
+def test_the_tiny_checkpoint_can_be_planned(plan):
+    code, shown = plan("--tiny", "--size", "256x160", "--frames", "49", "--steps", "8")
+    assert code == 0 and "280 + 51 tokens, 32 forwards" in shown.out and "tiny" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--size", "1280"], "1280x704"),
+        (["--size", "100x100"], "96 or 128"),
+        (["--seconds", "5", "--frames", "121"], "one of them"),
+        (["--seconds", "0"], "no length"),
+        (["--frames", "10"], "9 or 17"),
+        (["--steps", "0"], "steps"),
+        (["--tiny", "--stg-blocks", "99"], "99"),
+        (["--transformer", "only-this.safetensors"], "name all four files"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_code_2(plan, arguments, words):
+    code, shown = plan(*arguments)
+    assert code == 2 and words in shown.err and shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--budget", "soon"], ["--memory", "8x"], ["--memory", "0G"]])
+def test_a_budget_nobody_can_read_is_refused_with_an_example(plan, arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        plan(*arguments)
+    assert ended.value.code == 2 and "write it like" in capsys.readouterr().err

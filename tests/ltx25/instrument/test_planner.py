@@ -1,0 +1,219 @@
+import re
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument.flops import group_flops
+from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
+from comfyui_ltx25.ltx25.instrument.header import device_name
+from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.models import Models, published
+from comfyui_ltx25.ltx25.instrument.plan_text import (
+    frames_of,
+    largest_text,
+    parse_bytes,
+    parse_seconds,
+    parse_size,
+    plan_text,
+)
+from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
+from comfyui_ltx25.ltx25.instrument.selftest import Speed
+from comfyui_ltx25.ltx25.parts import Files, open_parts
+from comfyui_ltx25.ltx25.request import Request
+from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, law_seconds, render
+
+CARD = torch.device("cuda")  # only its name is asked for: plans touch no device
+SPEED = Speed("bfloat16", 700e12, 4e12, 5e10)
+NO_LIMIT = Budget(None, None, None)
+SIZES = ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))
+
+
+def request(width=1280, height=704, frames=121, **more):
+    return Request(prompt="plan", width=width, height=height, frames=frames, **more)
+
+
+@pytest.fixture
+def planner(tmp_path, monkeypatch):
+    """With the records of three geometries."""
+    clock = Clock(monkeypatch)
+    for n, size in enumerate(SIZES):
+        render(tmp_path, clock, *size, noise=0.02, seed=n, device=device_name(CARD))
+    return Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED)
+
+
+@pytest.fixture
+def bare():
+    """A device without records."""
+    return Planner(published(CARD), CARD, [], True, SPEED)
+
+
+def test_published_sizes_are_those_of_the_published_files(tmp_path):
+    names = ("ltx-2.5-22b-dev-transformer-bf16", "gemma4-12b-with-proj-ltx-2.5-bf16", "ltx-2.5-video-vae-conv-bf16", "ltx-2.5-audio-vae-bf16")
+    files = Files(*(write_published(name, tmp_path) for name in names))
+    for device in (CARD, torch.device("cpu")):
+        ours, theirs = published(device), Models.of(open_parts(files, device))
+        for field in fields(Models):
+            if field.name != "name":
+                assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+
+
+def test_time_of_a_geometry_not_seen_within_15_percent(planner):
+    plan = planner.plan(request(1024, 704, 73))
+    flops = group_flops(PUBLISHED, GUIDED, *plan.tokens, 1024)
+    truth = 30 * law_seconds(flops.linear / 1e12, flops.attention / 1e12) + 2.0  # the first group takes 2 s more
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert sample.seconds == pytest.approx(truth, rel=0.15) and not sample.extrapolated
+    assert "law of 3 geometries, within" in sample.basis
+    decode = next(phase for phase in plan.phases if phase.name == "decode.video")
+    assert decode.seconds == pytest.approx(0.2 + 4e-9 * 1024 * 704 * 73, rel=0.05) and not decode.extrapolated
+    assert plan.forwards == 120
+
+
+def test_an_extrapolation_is_marked(planner):
+    plan = planner.plan(request())
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert sample.extrapolated and "extrapolated from 1370 to 7589 tokens" in sample.basis
+    flops = group_flops(PUBLISHED, GUIDED, *plan.tokens, 1024)
+    assert sample.seconds == pytest.approx(30 * law_seconds(flops.linear / 1e12, flops.attention / 1e12), rel=0.15)
+
+
+def test_memory_of_a_geometry_not_seen_within_10_percent(planner):
+    models = published(CARD)
+    for size in ((1024, 704, 73), (1280, 704, 121)):
+        plan = planner.plan(request(*size))
+        resident = models.held["text encoder"] + models.held["connectors"] + models.held["transformer"]
+        assert plan.device == pytest.approx(resident + PER_TOKEN * sum(plan.tokens), rel=0.10)
+        pixels = size[0] * size[1] * size[2]
+        assert plan.host == pytest.approx(HOST + 12 * pixels, rel=0.10)
+
+
+def test_without_records_the_plan_says_that_it_is_arithmetic(bare):
+    plan = bare.plan(request())
+    assert not bare.has_records
+    assert "No records of 48 blocks of 4096/2048" in plan.notes[0] and "FLOP model" in plan.notes[0]
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert sample.seconds == pytest.approx(30 * 1766e12 / (0.6 * 700e12), rel=0.01) and "no record of this device" in sample.basis
+    assert all(phase.extrapolated for phase in plan.phases)
+    assert "700 TFLOP/s" in plan_text(plan, bare.models, NO_LIMIT)
+
+
+def test_records_of_another_model_or_device_do_not_count(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    render(tmp_path, clock, 768, 448, 25, device="another card")
+    models = published(CARD)
+    runs = read_runs(tmp_path)[0]
+    assert not Planner(models, CARD, runs, True, SPEED).has_records
+    clock = Clock(monkeypatch)
+    render(tmp_path, clock, 768, 448, 25, device=device_name(CARD))
+    runs = read_runs(tmp_path)[0]
+    assert Planner(models, CARD, runs, True, SPEED).has_records
+    smaller = replace(models, dit=replace(models.dit, layers=40))
+    assert not Planner(smaller, CARD, runs, True, SPEED).has_records
+
+
+def test_one_or_two_geometries_scale_but_are_no_law(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    render(tmp_path, clock, 1024, 576, 49, device=device_name(CARD))
+    plan = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED).plan(request(1024, 576, 57))
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert "1 geometry in proportion, not a law" in sample.basis and sample.extrapolated
+    flops = group_flops(PUBLISHED, GUIDED, *plan.tokens, 1024)
+    assert sample.seconds == pytest.approx(30 * law_seconds(flops.linear / 1e12, flops.attention / 1e12), rel=0.15)
+
+
+def test_other_legs_serve_where_these_have_no_record(planner):
+    distilled = request(1024, 576, 49, schedule="distilled", negative=None, video_cfg=1.0, audio_cfg=1.0, video_stg=0.0, audio_stg=0.0,
+                        video_modality=1.0, audio_modality=1.0)  # fmt: skip
+    plan = planner.plan(distilled)
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert plan.forwards == 8 and "of other legs" in sample.basis and sample.extrapolated
+    assert 0.5 < sample.seconds - 2.0 < 8 * 0.35
+
+
+@pytest.mark.parametrize("budget", [Budget(60.0, None, None), Budget(None, 75 << 30, None), Budget(45.0, 74 << 30, 4 << 30)])
+def test_the_largest_that_fits_fits_and_one_more_does_not(planner, budget):
+    wanted = request()
+    longer, larger = planner.largest(wanted, budget)
+    assert (longer.request.width, longer.request.height) == (1280, 704)
+    assert larger.request.frames == 121
+    for plan in (longer, larger):
+        assert not plan.beyond(budget)
+    assert planner.plan(replace(wanted, frames=longer.request.frames + 8)).beyond(budget)
+    more = larger.request.height + 32
+    assert planner.plan(replace(wanted, height=more, width=round(more / 32 * 1280 / 704) * 32)).beyond(budget)
+
+
+def test_only_tokens_count(planner):
+    """Half the pixels and twice the latent frames are the same tokens, and the forwards take the same time."""
+    small, large = planner.plan(request(1024, 576, 105)), planner.plan(request(1024, 1152, 49))
+    assert small.tokens[0] == large.tokens[0] == 14 * 32 * 18
+    seconds = [next(phase.seconds for phase in plan.phases if phase.name == "sample") for plan in (small, large)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.02)  # audio tokens differ
+
+
+def test_nothing_fits_is_refused_with_reasons(planner):
+    budget = Budget(1.0, 24 << 30, None)
+    wanted = request()
+    reasons = planner.plan(wanted).beyond(budget)
+    assert len(reasons) == 2 and "24.0 GiB are given" in reasons[1] and "1 s are given" in reasons[0]
+    assert planner.largest(wanted, budget) == []
+    text = largest_text(planner, wanted, budget, 1)
+    assert "nothing fits, not even 32x32, 1 frame" in text and "device memory" in text
+
+
+def test_parts_that_do_not_fit_together_are_not_counted_together(bare, monkeypatch):
+    from comfyui_ltx25.ltx25.instrument import planner as module
+
+    monkeypatch.setattr(module, "device_total", lambda device: 48 << 30)
+    models = published(CARD)
+    plan = bare.plan(request(768, 448, 25))
+    assert models.held["transformer"] < plan.device < models.held["transformer"] + models.held["text encoder"]
+
+
+def test_cpu_plans_count_everything_as_host_memory():
+    cpu = torch.device("cpu")
+    plan = Planner(published(cpu), cpu, [], None, SPEED).plan(request(768, 448, 25))
+    assert plan.device is None and plan.host > 2 * 38e9
+
+
+def test_sentence_before_the_first_forward(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    for size in SIZES:
+        render(tmp_path, clock, *size, device=device_name(CARD))
+    (tmp_path / "notes.jsonl").write_text("hello")
+    run = read_run(next(path for path in sorted(tmp_path.glob("*.jsonl")) if path.name != "notes.jsonl"))
+    facts = next(event["facts"] for event in run.of("phase") if event["name"] == "sample")
+    sentence = forecaster(tmp_path, CARD)(facts)
+    assert re.fullmatch(r"about \d+ s predicted \(law of 3 geometries, within \d+ %\)", sentence)
+    assert float(sentence.split()[1]) == pytest.approx(6 * law_seconds(facts["work"][0]["linear"], facts["work"][0]["attention"]) + 2, abs=0.6)
+    assert forecaster(tmp_path / "nothing", CARD)(facts) == ""
+    assert Forecast([run], "another card", facts["model"]).sentence(facts) == ""
+
+
+@pytest.mark.parametrize(("seconds", "rate", "frames"), [(5, 24, 121), (1, 24, 25), (0.04, 24, 1), (10, 25, 249), (5, 23.976, 121)])
+def test_frames_of_a_length(seconds, rate, frames):
+    assert frames_of(seconds, rate) == frames
+
+
+@pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
+def test_times_people_write(text, value):
+    assert parse_seconds(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("24G", 24 << 30), ("24GiB", 24 << 30), ("512M", 512 << 20), ("1.5gb", 3 << 29)])
+def test_memory_sizes_people_write(text, value):
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse_seconds, "soon"), (parse_seconds, "0"), (parse_bytes, "24"), (parse_bytes, "0G"), (parse_size, "704"), (parse_size, "axb")])
+def test_what_cannot_be_read_is_refused_with_an_example(parse, text):
+    with pytest.raises(InputError, match="write it like"):
+        parse(text)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_no_length_is_refused(seconds):
+    with pytest.raises(InputError):
+        frames_of(seconds, 24.0)
