@@ -1,6 +1,6 @@
-"""Make the workflow files with ComfyUI's own frontend: workflows/*.json, their API twins, and a picture of each.
+"""Make the workflow files with ComfyUI's own frontend: workflows/*.json, a picture of each beside it, their API twins.
 
-    COMFYUI_DIR=... COMFYUI_PYTHON=... python tests/support/make_workflows.py [PICTURE_DIR]
+    COMFYUI_DIR=... COMFYUI_PYTHON=... python tests/support/make_workflows.py
 
 Needs playwright in this Python and a Chromium (see comfyui_browser.py). The graphs are described below; positions and
 sizes are in canvas px, widget values by input id.
@@ -13,14 +13,18 @@ import importlib.util
 import json
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PACK = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-from comfyui_browser import open_ui  # noqa: E402
+from comfyui_browser import Ui, open_ui  # noqa: E402
 from comfyui_host import Host  # noqa: E402
+from PIL import Image  # noqa: E402
+
+CANVAS = (80, 84, 1864, 660)  # px of a 1900 x 900 page
 
 REPOSITORY = "https://huggingface.co/Lightricks/LTX-2.5/resolve/main"
 TEXT_ENCODER = "gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
@@ -88,8 +92,13 @@ WORKFLOWS = {
 }
 
 # What a *_tiny API twin changes, so that it runs on any CPU in seconds with the files of `ltx25 tiny`.
+TINY_TRANSFORMER = {DEV: "ltx-2.5-tiny-dev-transformer-bf16.safetensors", DISTILLED: "ltx-2.5-tiny-distilled-transformer-bf16.safetensors"}
 TINY = {
-    "LoadLTX25Checkpoint": {},  # files, below
+    "LoadLTX25Checkpoint": {
+        "text_encoder": "gemma4-tiny-with-proj-ltx-2.5-bf16.safetensors",
+        "video_vae": "ltx-2.5-tiny-video-vae-conv-bf16.safetensors",
+        "audio_vae": "ltx-2.5-tiny-audio-vae-bf16.safetensors",
+    },
     "EmptyLTX25Latent": {"width": 96, "height": 64, "frames": 17},
     "LTX25Guider": {"stg_blocks": "1"},
     "LTX25Sampler": {"steps": 4},
@@ -97,22 +106,21 @@ TINY = {
 
 
 def main() -> None:
-    pictures = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(prefix="workflows-"))
-    pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Host({"ltx25": PACK}, models=_placeholders(Path(folder))) as host:
         host.assert_pack_loaded("ltx25")
         with open_ui(host, size=(1900, 900)) as ui:
             for name, describe in WORKFLOWS.items():
                 nodes, links = describe()
                 workflow = json.loads(ui.page.evaluate(_BUILD, {"nodes": nodes, "links": links, "extras": _extras(nodes)}))
+                workflow["id"] = str(uuid.uuid5(uuid.NAMESPACE_URL, f"ltx25-engine/{name}"))  # the same at every making
                 seen = ui.load(workflow)
                 assert not seen["missing"] and not seen["errors"], seen
                 api = ui.to_api()
-                ui.screenshot(pictures / f"{name}.png")
+                _picture(ui, PACK / "workflows" / f"{name}.jpg")
                 _write(PACK / "workflows" / f"{name}.json", workflow)
                 _write(PACK / "workflows" / "api" / f"{name}.json", api)
                 _write(PACK / "workflows" / "api" / f"{name}_tiny.json", _tiny(api))
-                print(f"{name}: {len(api)} nodes, picture {pictures / f'{name}.png'}")  # noqa: T201
+                print(f"{name}: {len(api)} nodes")  # noqa: T201
 
 
 _BUILD = """async ({nodes, links, extras}) => {
@@ -147,6 +155,14 @@ _BUILD = """async ({nodes, links, extras}) => {
   saved.extra = {};
   return JSON.stringify(saved);  // keys without a value would come out as null
 }"""
+
+
+def _picture(ui: Ui, path: Path) -> None:
+    """The canvas without the frontend's bars; ComfyUI shows it beside the template's name."""
+    with tempfile.NamedTemporaryFile(suffix=".png") as whole:
+        ui.screenshot(whole.name)
+        with Image.open(whole.name) as image:
+            image.crop(CANVAS).convert("RGB").save(path, quality=88)
 
 
 def default_negative() -> str:
@@ -210,6 +226,8 @@ def _tiny(api: dict) -> dict:
     api = copy.deepcopy(api)
     for node in api.values():
         node["inputs"].update(TINY.get(node["class_type"], {}))
+        if node["class_type"] == "LoadLTX25Checkpoint":
+            node["inputs"]["transformer"] = TINY_TRANSFORMER[node["inputs"]["transformer"]]
         if node["class_type"] == "SaveVideo":
             node["inputs"]["filename_prefix"] += "_tiny"
     return api
