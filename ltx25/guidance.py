@@ -14,7 +14,7 @@ from enum import Enum
 
 import torch
 
-from .dit.modality import Leg, LegPlan
+from .dit.modality import BOTH, Leg, LegPlan
 from .errors import InputError
 
 
@@ -111,7 +111,8 @@ def plan_legs(video: Guidance | None, audio: Guidance | None, step: int, uncond:
     video, audio: None for a stream that is not there; without a second stream there is nothing to isolate from, and the
     isolated leg, equal to COND bit for bit, is left out. uncond: run that leg at cfg 1 too (CFG++).
     A leg runs when a stream that is not skipped has a use for it. STG is left out when it would perturb nothing: the
-    official code runs it for an empty block list, equal to COND bit for bit.
+    official code runs it for an empty block list, equal to COND bit for bit. The isolated leg is run for the streams that
+    use it: the other one is not seen there.
     """
     here = {name: guidance for name, guidance in (("video", video), ("audio", audio)) if guidance is not None}
     active = {name: guidance for name, guidance in here.items() if not guidance.skips(step)}
@@ -123,14 +124,17 @@ def plan_legs(video: Guidance | None, audio: Guidance | None, step: int, uncond:
         legs.append(Leg.UNCOND)
     if any(perturbed.values()):
         legs.append(Leg.STG)
+    isolated = BOTH
     if len(here) == 2 and any(g.needs_isolated for g in active.values()):
         legs.append(Leg.ISOLATED)
+        isolated = frozenset(name for name, g in active.items() if g.needs_isolated)
     return LegPlan(
         legs=tuple(legs),
         stg_video_blocks=perturbed.get("video", frozenset()),
         stg_audio_blocks=perturbed.get("audio", frozenset()),
         video="video" in active or video is None,
         audio="audio" in active or audio is None,
+        isolated=isolated,
     )
 
 

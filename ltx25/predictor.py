@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -109,8 +109,11 @@ class Denoise:
     def plans(self) -> tuple[LegPlan | None, ...]:
         """Per call; None where no model runs because every stream skips the step."""
         return tuple(
-            plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
-            for call, guided in zip(self.calls, self.guided, strict=True)
+            plan and replace(plan, read=plan.read - self.frozen)
+            for plan in (
+                plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
+                for call, guided in zip(self.calls, self.guided, strict=True)
+            )
         )
 
     @property
@@ -181,7 +184,8 @@ class Predictor:
                 x0[name] = uncond[name] = self._clean[name]
                 continue
             t = self._masks[name] * sigma  # (T, 1)
-            legs = {leg: tokens - t * getattr(velocities[leg], name).to(tokens.dtype) for leg in plan.legs}
+            run = {leg: getattr(velocities[leg], name) for leg in plan.legs}
+            legs = {leg: tokens - t * velocity.to(tokens.dtype) for leg, velocity in run.items() if velocity is not None}
             if getattr(plan, name):
                 self._last[name] = combine(job.guided[index][name], legs)
             x0[name] = self._blend(name, self._last[name])

@@ -65,9 +65,17 @@ def test_denoise(name, batched):
             golden.check(name, "generated_keyframes", draft.keyframes(tokens))
             checked.add("generated_keyframes")
         mask = draft.stream().mask[:, None]
-        for index, call in enumerate(dit.calls):
+        for call, (index, plan) in zip(dit.calls, ((i, plan) for i, plan in enumerate(job.plans) if plan is not None), strict=True):
             t = mask * job.calls[index].sigma
-            legs = {leg: call[stream] - t * getattr(velocity, stream) for leg, velocity in call["velocities"].items()}
+            run = {leg: getattr(velocity, stream) for leg, velocity in call["velocities"].items()}
+            if stream in job.frozen:  # nobody reads its velocities: t is 0
+                assert not t.any()
+                run = {leg: torch.zeros_like(call[stream]) for leg in run}
+            legs = {leg: call[stream] - t * velocity for leg, velocity in run.items() if velocity is not None}
+            if run.keys() - legs.keys():  # officially run, and then weighted by 0 or, where the step is skipped, not used
+                used = job.guided[index][stream].needs_isolated and getattr(plan, stream)
+                assert run.keys() - legs.keys() == {Leg.ISOLATED} and not used
+                checked |= {f"{stream}_{name}_at_call_{index}" for name, leg in LEGS.items() if leg is Leg.ISOLATED}
             values = {f"{stream}_{name}_at_call_{index}": legs[leg] for name, leg in LEGS.items() if leg in legs}
             values[f"{stream}_tokens_at_call_{index}"] = call[stream]
             values[f"{stream}_x0_at_call_{index}"] = combine(job.guided[index][stream], legs)

@@ -114,6 +114,9 @@ def test_plan_runs_exactly_the_legs_somebody_uses(video, audio, step, uncond):
     assert (Leg.UNCOND in plan.legs) == (uncond or any(g.cfg != 1 for g in active))
     assert (Leg.STG in plan.legs) == any(g.stg != 0 and g.stg_blocks for g in active)
     assert (Leg.ISOLATED in plan.legs) == (len(here) == 2 and any(g.modality != 1 for g in active))
+    if Leg.ISOLATED in plan.legs:
+        streams = {"video": video, "audio": audio}
+        assert plan.isolated == {name for name, g in streams.items() if g in active and not g.skips(step) and g.modality != 1}
     assert plan.video == (video is None or video in active and not video.skips(step))
     for g, perturbed in ((video, plan.stg_video_blocks), (audio, plan.stg_audio_blocks)):
         assert perturbed == (g.stg_blocks if g is not None and not g.skips(step) and g.stg != 0 else frozenset())

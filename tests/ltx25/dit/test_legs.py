@@ -247,6 +247,50 @@ def test_a_skipped_stream_is_only_read(counted, forward, negative):
     assert all(torch.equal(got[leg].audio, got[Leg.COND].audio) for leg in ALL)
 
 
+def test_an_isolated_leg_that_one_stream_reads_is_not_run_for_the_other(counted, forward, negative):
+    dit, calls = counted
+    want = forward.run(dit, plan(), negative)
+    calls.clear()
+    got = forward.run(dit, replace(plan(), isolated=frozenset({"audio"})), negative)
+    assert got[Leg.ISOLATED].video is None
+    assert torch.equal(got[Leg.ISOLATED].audio, want[Leg.ISOLATED].audio)
+    for leg in (Leg.COND, Leg.UNCOND, Leg.STG):
+        assert torch.equal(got[leg].video, want[leg].video) and torch.equal(got[leg].audio, want[leg].audio)
+    assert per_block(calls, "attend", "attn1") == [1, 2, 2, 3]
+    assert per_block(calls, "attend", "audio_attn1") == [1, 3, 3, 4]
+    assert per_block(calls, "forward", "ff") == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("isolated", [("video",), ("audio",)])
+@pytest.mark.parametrize("legs", [ALL, (Leg.COND, Leg.ISOLATED)])
+def test_an_isolated_leg_of_one_stream_equals_that_of_both(legs, isolated, batched, dit, forward, negative):
+    want = forward.run(dit, plan(legs), negative, batched)
+    got = forward.run(dit, replace(plan(legs), isolated=frozenset(isolated)), negative, batched)
+    for leg, stream in itertools.product(legs, ("video", "audio")):
+        mine = getattr(got[leg], stream)
+        if leg is Leg.ISOLATED and stream not in isolated:
+            assert mine is None
+        else:
+            torch.testing.assert_close(mine, getattr(want[leg], stream), **BATCHED)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("stream", ["video", "audio"])
+def test_a_stream_nobody_reads_ends_where_the_other_one_last_reads_it(stream, batched, counted, forward, negative):
+    dit, calls = counted
+    want = forward.run(dit, plan(), negative, batched)
+    calls.clear()
+    other = "video" if stream == "audio" else "audio"
+    got = forward.run(dit, replace(plan(), read=frozenset({other})), negative, batched)
+    for leg in ALL:
+        assert getattr(got[leg], stream) is None
+        assert torch.equal(getattr(got[leg], other), getattr(want[leg], other))
+    prefix, ways = ("", ("audio_to_video_attn", "video_to_audio_attn")) if stream == "video" else ("audio_", ("video_to_audio_attn", "audio_to_video_attn"))
+    assert per_block(calls, "forward", f"{prefix}ff")[3] == 0 and per_block(calls, "keys_values", ways[0])[3] == 0
+    assert per_block(calls, "forward", f"{prefix}ff")[2] > 0 and per_block(calls, "keys_values", ways[1])[3] > 0
+
+
 def test_pause_is_called_after_every_block_and_may_end_the_forward(dit, forward):
     seen = []
 
