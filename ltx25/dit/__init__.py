@@ -1,6 +1,7 @@
 """The audio-video diffusion transformer. `model.py` first."""
 
 from .adaln import StepTables
+from .fp8 import check_fp8, quantise
 from .geometry import Geometry, timestep_of_tokens
 from .modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .model import KEEP_STORED, DiT
@@ -16,8 +17,10 @@ __all__ = [
     "StepTables",
     "Stream",
     "Velocity",
+    "check_fp8",
     "patchify_audio",
     "patchify_video",
+    "quantise",
     "timestep_of_tokens",
     "unpatchify_audio",
     "unpatchify_video",
