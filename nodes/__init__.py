@@ -4,6 +4,7 @@ from comfy_api.latest import ComfyExtension
 
 from .decode import DecodeAudioVAE, DecodeVideoVAE
 from .guider import LTX25Guider
+from .instrument import LTX25RunReport, PlanLTX25Render
 from .latent import EmptyLTX25Latent
 from .load import LoadLTX25Checkpoint
 from .prompt import EncodeGemmaText
@@ -20,4 +21,6 @@ class LTX25Extension(ComfyExtension):
             LTX25Sampler,
             DecodeVideoVAE,
             DecodeAudioVAE,
+            PlanLTX25Render,
+            LTX25RunReport,
         ]

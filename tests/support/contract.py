@@ -68,10 +68,31 @@ NODES = {
         [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("tiling", ("auto", "off"), "auto")],
         [("images", "IMAGE"), ("frame_rate", "FLOAT")],
     ),
+    "PlanLTX25Render": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("width", "INT", 768),
+            ("height", "INT", 512),
+            ("seconds", "FLOAT", 5.0),
+            ("frame_rate", "FLOAT", 24.0),
+            ("schedule", ("ltx2", "distilled", "distilled_stage2"), "ltx2"),
+            ("steps", "INT", 30),
+            ("sampler", ("auto", "euler", "euler_ancestral"), "auto"),
+            ("guidance", "BOOLEAN", True),
+            ("batch_size", "INT", 1),
+            ("time_budget", "STRING", ""),
+            ("memory_budget", "STRING", ""),
+        ],
+        [("plan", "STRING"), ("fits", "BOOLEAN"), ("width", "INT"), ("height", "INT"), ("frames", "INT")],
+    ),
+    "LTX25RunReport": (
+        [("record", "STRING", "last"), ("after", "*", NO_DEFAULT)],
+        [("image", "IMAGE"), ("text", "STRING")],
+    ),
     "DecodeAudioVAE": ([("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT)], [("audio", "AUDIO")]),
 }
 
-OPTIONAL = {("LTX25Guider", "negative"), ("LTX25Sampler", "sigmas")}
+OPTIONAL = {("LTX25Guider", "negative"), ("LTX25Sampler", "sigmas"), ("LTX25RunReport", "after")}
 
 # The widgets in the order that a saved workflow keeps their values in; seed brings a second one with it.
 WIDGETS = {

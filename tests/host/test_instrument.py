@@ -1,0 +1,107 @@
+"""PlanLTX25Render and LTX25RunReport on a real server, and what a prompt leaves in ltx25_runs."""
+
+import json
+
+import pytest
+from comfyui_ltx25.tests.support.contract import NO_DEFAULT, NODES
+
+
+def planned(api, find, **inputs):
+    """A prompt that plans only, with `see(name)` nodes on its outputs."""
+    prompt = {key: node for key, node in api().items() if node["class_type"] == "LoadLTX25Checkpoint"}
+    (loader,) = prompt
+    usual = {name: default for name, _, default in NODES["PlanLTX25Render"][0] if default is not NO_DEFAULT}
+    small = {"width": 96, "height": 64, "seconds": 0.7, "steps": 4}
+    prompt["plan"] = {"class_type": "PlanLTX25Render", "inputs": {"engine": [loader, 0], **usual, **small, **inputs}}
+    for slot, name in enumerate(("text", "fits", "width", "height", "frames")):
+        prompt[name] = {"class_type": "ProbeInspect", "inputs": {"value": ["plan", slot]}}
+    return prompt
+
+
+def seen(run, name):
+    return json.loads(run.outputs[name]["seen"][0])
+
+
+def newest_record(host):
+    path = max((host.base / "output" / "ltx25_runs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_plan_names_every_phase_and_what_it_rests_on(host, api, find):
+    run = host.run(planned(api, find))
+    assert run.ok, run.error
+    text = seen(run, "text")
+    for phase in ("load.read", "text.tower", "sample", "decode.video", "decode.audio"):
+        assert phase in text
+    assert "96x64, 17 frames at 24/s" in text and "peak host memory" in text and "it fits" in text
+    assert [seen(run, name) for name in ("fits", "width", "height", "frames")] == [True, 96, 64, 17]
+
+
+def test_a_plan_reads_no_weights(host, api, find):
+    host.free()
+    assert host.run(planned(api, find, steps=5)).ok
+    held = json.loads(host.run({"m": {"class_type": "ProbeModels", "inputs": {}}}).outputs["m"]["models"][0])
+    assert not any(entry["bytes"] for entry in held)
+
+
+def test_what_does_not_fit_is_said_with_the_largest_that_does(host, api, find):
+    run = host.run(planned(api, find, width=1280, height=704, seconds=20.0, steps=30, time_budget="5s"))
+    assert run.ok, run.error
+    assert seen(run, "fits") is False
+    assert "it does not fit: it takes about" in seen(run, "text")
+    assert "the largest that fits" in seen(run, "text") or "nothing fits" in seen(run, "text")
+    assert seen(run, "width") <= 1280 and seen(run, "height") <= 704
+
+
+@pytest.mark.parametrize(("name", "value"), [("time_budget", "soon"), ("memory_budget", "much")])
+def test_a_budget_nobody_can_read_is_one_sentence(host, api, find, name, value):
+    run = host.run(planned(api, find, **{name: value}))
+    assert not run.ok and value in str(run.error) and "write it like" in str(run.error)
+
+
+def test_the_report_draws_the_run_that_was_just_done(host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 301
+    prompt["report"] = {"class_type": "LTX25RunReport", "inputs": {"record": "last", "after": [find(prompt, "DecodeVideoVAE"), 0]}}
+    image, text = inspect(prompt, "report"), inspect(prompt, "report", 1)
+    run = host.run(prompt)
+    assert run.ok, run.error
+    picture = image(run)
+    assert picture["shape"][0] == 1 and picture["shape"][2:] == [1280, 3] and picture["shape"][1] > 300
+    assert picture["dtype"] == "torch.float32" and 0 <= picture["min"] < picture["max"] <= 1
+    assert "sample" in text(run) and "decode.video" in text(run)
+
+
+def test_a_record_that_does_not_exist_is_one_sentence(host):
+    run = host.run({"report": {"class_type": "LTX25RunReport", "inputs": {"record": "no such record"}}, "see": {"class_type": "ProbeInspect", "inputs": {"value": ["report", 1]}}})
+    assert not run.ok and "no such record" in str(run.error) and "ltx25 runs show" in str(run.error)
+
+
+def test_a_profiled_step_is_in_the_report_and_the_record(host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    sampler = find(prompt, "LTX25Sampler")
+    prompt[sampler]["inputs"].update(seed=302, profile=True)
+    report = inspect(prompt, sampler, 1)
+    run = host.run(prompt)
+    assert run.ok, run.error
+    for kind in ("matrix products", "attention", "element-wise", "copies", "host gaps"):
+        assert kind in report(run)
+    (traced,) = [event for event in newest_record(host) if event["event"] == "profile"]
+    assert sum(traced["seconds"].values()) == pytest.approx(traced["wall"], rel=0.02)
+
+
+def test_one_prompt_leaves_one_whole_record_without_its_words(host, api, find):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 303
+    words = "a heron that nobody else writes about"
+    prompt[find(prompt, "EncodeGemmaText")]["inputs"]["text"] = words
+    before = len(list((host.base / "output" / "ltx25_runs").glob("*.jsonl")))
+    assert host.run(prompt).ok
+    assert len(list((host.base / "output" / "ltx25_runs").glob("*.jsonl"))) == before + 1
+    events = newest_record(host)
+    assert events[0]["event"] == "run" and events[-1]["event"] == "end" and events[-1]["status"] == "done"
+    names = {event["name"] for event in events if event["event"] == "phase"}
+    assert {"text.tower", "sample", "decode.video", "decode.audio"} <= names
+    assert words not in json.dumps(events)
+    done = [event for event in events if event["event"] == "forward" and event["state"] == "done"]
+    assert done[-1]["last"] == done[-1]["of"]
