@@ -170,6 +170,26 @@ def test_the_next_run_marks_a_killed_one(killed, caplog):
     assert [(f["first"], f["last"]) for f in run.forwards] == [(1, 4), (5, 8)]
 
 
+def test_a_render_killed_in_step_3_leaves_a_record_that_names_the_forward(tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(PACK / 'tests')!r}); import conftest; from comfyui_ltx25.ltx25.cli import main; main(sys.argv[1:])"
+    render = ["render", "--tiny", "--prompt", "a heron", "--width", "256", "--height", "256", "--steps", "40", "--runs", str(tmp_path), "-o", str(tmp_path / "x.mp4")]
+    environment = {**os.environ, "LTX25_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", code, *render], stderr=subprocess.PIPE, text=True, env=environment) as child:
+        for line in child.stderr:
+            if "step 2/40 - forward 5-8/160" in line and "last" in line:
+                break
+        child.send_signal(signal.SIGKILL)
+    (path,) = tmp_path.glob("*.jsonl")
+    last = json.loads(path.read_text().splitlines()[-1])
+    run = read_run(path)
+    done = run.forwards[-1]["last"]  # 8, or more where this process was slow to kill
+    assert last["event"] in ("forward", "tick", "beat") and last["phase"] == "sample"
+    assert f"step {done // 4 + 1}/40 - forward {done + 1}-{done + 4}/160 (cond+uncond+stg+mod)" in last["at"]
+    assert run.header["forwards"] == 160 and run.header["tokens"] == {"video": 448, "audio": 51}
+    assert {"load.read", "text.tower"} <= {row["name"] for row in run.phases if not row["error"]}
+    assert not (tmp_path / "x.mp4").exists()
+
+
 def test_a_torn_last_line_is_repaired_by_the_mark(tmp_path):
     with RunRecord(tmp_path, {}) as record:
         denoise(Watch([record]))
