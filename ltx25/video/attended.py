@@ -14,12 +14,15 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from ...kernels.add_rms_norm import add_rms_norm, rms_norm
+from ...kernels.head_norm_rope import head_norm_rope
 from ...kernels.neighborhood_attention import Place, Triple, na3d
-from ...kernels.swiglu import swiglu_residual
-from ...kernels.window_qkv import rms_norm, window_qkv
+from ...kernels.swiglu import gated
 from .frames import Stage, between_margins, with_margins
 from .na_blocks import EPS, Affine, ContextBlock, PixelBlock
 from .rope import rope
+
+_TOKENS = 1 << 18
 
 
 class Context(Protocol):
@@ -84,6 +87,7 @@ class Attended(Stage):
         self._heads = (channels // block.attn.head_dim, block.attn.head_dim)
         self._rope = rope((self.length, height, width), block.attn.head_dim, self.nothing.device)
         self._q_gain, self._k_gain = block.attn.gains()
+        self._together = max(1, _TOKENS // (height * width))  # frames: what lies between two linears stays small
         self._read = 0  # frames of the input seen
         self._x = self.nothing  # input frames seen whose output is still to be made
         self._q = self._k = self._v = self._head_frames(0)  # of frames whose output is to be made; of frames still seen
@@ -108,25 +112,43 @@ class Attended(Stage):
         x[:old], self._x = self._x, self.nothing
         q, k, v = self._head_frames(need - first), self._head_frames(need - low), self._head_frames(need - low)
         q[:old], k[:kept], v[:kept] = self._q, self._k, self._v
-        block, (attention, mlp) = self._block, self._affines
-        if need > self._read:
-            self._enter(x[old:], self._read, need)
-            angles = self._rope.frames(self._read, need - self._read)
-            qkv, places = block.attn.qkv, (q[old:], k[kept:], v[kept:])
-            window_qkv(x[old:], attention.gain, attention.shift, qkv.weight, qkv.bias, self._q_gain, self._k_gain, angles, EPS, *places)
-        made = na3d(q[None, :n], k[None], v[None], self._window, 1.0, Place(first, low, self.length))
+        self._announce(self._read, need)
+        for begin in range(old, need - first, self._together):
+            end = min(begin + self._together, need - first)
+            keys = slice(first + begin - low, first + end - low)
+            self._enter(x[begin:end], first + begin, q[begin:end], k[keys], v[keys])
+        self._announce(need, need)
+        made = na3d(q[None, :n], k[None], v[None], self._window, 1.0, Place(first, low, self.length), self._block.attn.bound)[0]
         later = self._start(stop) - low if stop < self.length else need - low
         self._q, self._k, self._v = q[n:].clone(), k[later:].clone(), v[later:].clone()
         del q, k, v
-        now = x[:n]
-        now += F.linear(made.view(now.shape), block.attn.proj.weight, block.attn.proj.bias)
-        del made
-        weights, flat = (block.mlp.w_gate.weight, block.mlp.w_up.weight, block.mlp.w_down.weight), (-1, now.shape[-1])
-        swiglu_residual(now.view(flat), mlp.gain, mlp.shift, *weights, EPS, out.view(flat))
+        for begin in range(0, n, self._together):
+            here = slice(begin, min(begin + self._together, n))
+            self._leave(x[here], made[here], out[here])
         self._x, self._read = x[n:].clone(), need
 
-    def _enter(self, x: torch.Tensor, first: int, stop: int) -> None:
-        """What happens to new input frames first to stop before the block proper."""
+    def _enter(self, x: torch.Tensor, first: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """New input frames from `first` on, to queries, keys and values."""
+        attn, affine = self._block.attn, self._affines[0]
+        flat = x.view(-1, x.shape[-1])
+        normed = add_rms_norm(flat, self._added(x, first), affine.gain, affine.shift, EPS)
+        qkv = F.linear(normed, attn.qkv.weight, attn.qkv.bias).view(*x.shape[:3], -1)
+        head_norm_rope(qkv, self._q_gain, self._k_gain, self._rope.frames(first, x.shape[0]), EPS, q, k, v)
+
+    def _announce(self, first: int, stop: int) -> None:
+        """Input frames first to stop are about to enter."""
+
+    def _added(self, x: torch.Tensor, first: int) -> torch.Tensor | None:
+        """What is added to the frames x from `first` on before the block proper: (tokens, C)."""
+        return None
+
+    def _leave(self, x: torch.Tensor, made: torch.Tensor, out: torch.Tensor) -> None:
+        """Frames x and what attention made of them, to the block's output."""
+        attn, mlp, affine = self._block.attn, self._block.mlp, self._affines[1]
+        flat = x.view(-1, x.shape[-1])
+        update = F.linear(made.view(flat.shape), attn.proj.weight, attn.proj.bias)
+        hidden = gated(add_rms_norm(flat, update, affine.gain, affine.shift, EPS), mlp.w_gate.weight, mlp.w_up.weight)
+        torch.addmm(flat, hidden, mlp.w_down.weight.T, out=out.view(flat.shape))
 
     def _start(self, frame: int) -> int:
         """First frame that queries of `frame` see."""
@@ -151,10 +173,16 @@ class Denoised(Attended):
         self._context = context
         self._reader = reader
 
-    def _enter(self, x: torch.Tensor, first: int, stop: int) -> None:
-        for begin, frames in self._context.pieces(self._reader, first, stop):
-            here = x[begin - first : begin - first + frames.shape[0]]
-            here += F.linear(frames, self._block.context_proj.weight, self._block.context_proj.bias)
+    def _announce(self, first: int, stop: int) -> None:
+        self._pieces = list(self._context.pieces(self._reader, first, stop)) if stop > first else []
+
+    def _added(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        stop, linear, made = first + x.shape[0], self._block.context_proj, []
+        for begin, frames in self._pieces:
+            here = frames[max(first - begin, 0) : max(stop - begin, 0)]
+            if here.shape[0]:
+                made.append(F.linear(here, linear.weight, linear.bias))
+        return (made[0] if len(made) == 1 else torch.cat(made)).view(-1, x.shape[-1])
 
 
 class Projected(Stage):

@@ -26,7 +26,7 @@ from .canvas import Crop, draw_noise
 from .denoise import Euler, NoiseCells
 from .diffusion_plan import DiffusionPlan, choose, diffusion_plans
 from .frames import Given, Stage, Tapped, Unfolded
-from .na_blocks import Network, wide
+from .na_blocks import Network, WindowAttention, bound_scores, wide
 from .output import Part
 from .pace import Pace
 from .shuffle import patch_run_order, run_order
@@ -173,6 +173,7 @@ class DiffusionDecoder(nn.Module):
         if self._prepared:
             return
         network, patch = self.decoder, self.config.patch
+        bound_scores([module for module in network.modules() if isinstance(module, WindowAttention)])
         for block in network.diff_blocks:
             block.fold_gates()
         for upsample in network.upsamples:

@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...kernels.pixel_norm_silu import pixel_norm_silu
 from .shuffle import Stride, unfold_runs
+
+_EPS = 1e-8  # of the pixel norm
 
 
 class Stage:
@@ -61,7 +64,9 @@ class Activated(Stage):
         x = self._before.advance(to, 0, 0)
         if self._tap is not None:
             self._tap.append(x)
-        return pixel_norm_silu(x, lead, trail)
+        out = with_margins(x, lead, trail)
+        pixel_norm_silu(x, _EPS, out[lead : lead + x.shape[0]])
+        return out
 
 
 class Tapped(Stage):
@@ -189,16 +194,4 @@ def between_margins(frames: torch.Tensor, lead: int, trail: int) -> torch.Tensor
         return frames
     out = with_margins(frames, lead, trail)
     out[lead : lead + frames.shape[0]] = frames
-    return out
-
-
-def pixel_norm_silu(x: torch.Tensor, lead: int, trail: int) -> torch.Tensor:
-    """silu(x / sqrt(mean over channels of x^2 + 1e-8)) of (F, H, W, C), between margins."""
-    out = with_margins(x, lead, trail)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    scale = norm.square_().div_(x.shape[-1]).add_(1e-8).rsqrt_()
-    inside = out[lead : lead + x.shape[0]]
-    torch.mul(x, scale, out=inside)
-    F.silu(inside, inplace=True)
     return out

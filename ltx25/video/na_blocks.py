@@ -46,6 +46,7 @@ class WindowAttention(nn.Module):
         self.q_norm = Gain(head_dim)
         self.k_norm = Gain(head_dim)
         self.proj = nn.Linear(channels, channels)
+        self.bound: float | None = None  # no score is larger; see `bound_scores`
 
     def gains(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(d,) each, float32 or wider; the scale head_dim^-0.5 of the scores is part of the first."""
@@ -165,6 +166,15 @@ class Network(nn.Module):
         self.diff_blocks = nn.ModuleList(PixelBlock(pixels, config.head_dim, config.gates) for _ in range(config.depths[-1]))
         self.norm_out = Gain(pixels)
         self.conv_out = nn.Linear(pixels, cells)
+
+
+def bound_scores(attentions: list[WindowAttention]) -> None:
+    """Note how large scores can get: normed q and k are no longer than sqrt(head_dim) times their largest gain."""
+    if attentions[0].q_norm.weight.device.type == "meta":
+        return
+    largest = torch.stack([attn.head_dim * torch.stack([gain.abs().max() for gain in attn.gains()]).prod() for attn in attentions])
+    for attn, bound in zip(attentions, largest.tolist(), strict=True):
+        attn.bound = bound
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

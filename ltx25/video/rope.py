@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.window_qkv import Rope
+from ...kernels.head_norm_rope import Rope
 
 _BASE = 10000.0
 
