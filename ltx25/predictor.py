@@ -13,6 +13,7 @@ from .dit.modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .flight import Flight, Pause
 from .guidance import OFF, Bins, Guidance, combine, plan_legs
 from .instrument import Forwards, Group, Phase
+from .instrument.work import group_kind
 from .shapes import AudioLatentShape, VideoLatentShape
 
 Tokens = dict[str, torch.Tensor]  # by stream name, "video" before "audio": (B, T, C)
@@ -146,7 +147,7 @@ class Predictor:
         self._geometry = dit.prepare(streams.get("video"), streams.get("audio"), device, dtype)
         self._tables = dit.schedule_tables(self._geometry, [(call.sigma, call.sigma) for call in job.calls])
         groups = [
-            Group(call.step + 1, tuple(leg.value for leg in plan.legs), _kind(plan))
+            Group(call.step + 1, tuple(leg.value for leg in plan.legs), group_kind(plan))
             for call, plan in zip(job.calls, job.plans, strict=True)
             if plan is not None
         ]
@@ -223,7 +224,3 @@ def _negative(positive: Contexts, negative: Contexts | None, frozen: frozenset[s
         positive.video if "video" in frozen or negative.video is None else negative.video,
         positive.audio if "audio" in frozen or negative.audio is None else negative.audio,
     )
-
-
-def _kind(plan: LegPlan) -> str:
-    return "" if plan.video and plan.audio else "video only" if plan.video else "audio only"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config.dit import DiTConfig
-from ..dit.modality import LegPlan
+from ..dit.modality import Leg, LegPlan
 from .flops import group_flops
 
 TERA = 1e12
@@ -39,5 +39,7 @@ def sample_work(
 
 
 def group_kind(plan: LegPlan) -> str:
-    """What besides its legs changes a group's cost: a stream that skips the step."""
-    return "" if plan.video and plan.audio else "video only" if plan.video else "audio only"
+    """What besides its legs changes a group's cost: a stream that skips the step, or that has no use for the isolated leg."""
+    skips = "" if plan.video and plan.audio else "video only" if plan.video else "audio only"
+    isolated = f"mod of {next(iter(plan.isolated))}" if Leg.ISOLATED in plan.legs and len(plan.isolated) == 1 else ""
+    return ", ".join(part for part in (skips, isolated) if part)
