@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...kernels.qk_norm_rope import qk_norm_rope
 from ..config.text import TowerConfig
 from ..instrument import Phase
 
@@ -112,10 +113,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None) -> torch.Tensor:
         # x: (n, H); mask: (n, n) bool, True = seen, None = causal
-        q, k, *v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.rows, dim=-1))
+        q, k, *v = (part.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for part in self.qkv_proj(x).split(self.rows, dim=-1))
         v = F.rms_norm(v[0] if v else k, (self.head_dim,), eps=self.eps)
-        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))  # (1, heads, n, head_dim)
+        # (heads, n, head_dim): to the op, whose norm spans all heads of a row, every head is a row of one head
+        q, k = (qk_norm_rope(part, norm.weight, *rope, None, 1, self.eps).flatten(2) for part, norm in ((q, self.q_norm), (k, self.k_norm)))
+        q, k, v = q[None], k[None], v[None]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True)
         return self.o_proj(out[0].transpose(0, 1).flatten(1))
 
@@ -146,13 +148,6 @@ def rope(n: int, head_dim: int, theta: float, rotated: float, device: torch.devi
     frequencies[int(rotated * head_dim // 2) :] = 0.0
     angles = torch.arange(n, dtype=torch.float32)[:, None] * frequencies
     return angles.cos().to(device), angles.sin().to(device)
-
-
-def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turn the pairs (j, j + head_dim / 2) of x (n, heads, head_dim); computed in float32 at least, returned as x's dtype."""
-    cos, sin = (table[:, None] for table in rope)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def sliding_mask(n: int, window: int, device: torch.device) -> torch.Tensor | None:

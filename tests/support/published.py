@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...ltx25.config.dit import DiTConfig
+from ...ltx25.config.text import TowerConfig
 
 PUBLISHED_DIT = DiTConfig(
     layers=48,
@@ -23,4 +24,24 @@ PUBLISHED_DIT = DiTConfig(
     audio_ff_bias=True,
     prompt_adaln=True,
     keyframe_embedding=True,
+)
+
+PUBLISHED_TOWER = TowerConfig(
+    vocabulary=262144,
+    hidden=3840,
+    intermediate=15360,
+    full=tuple(i % 6 == 5 for i in range(48)),
+    heads=16,
+    kv_heads=8,
+    head_dim=256,
+    full_kv_heads=1,
+    full_head_dim=512,
+    window=1024,
+    eps=1e-6,
+    theta=1e4,
+    full_theta=1e6,
+    rotated=0.25,
+    bos=2,
+    pad=0,
+    gemma_version=None,
 )

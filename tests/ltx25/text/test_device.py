@@ -8,35 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comfyui_ltx25.ltx25.config.connector import ConnectorStream
-from comfyui_ltx25.ltx25.config.text import FeatureConfig, TowerConfig
+from comfyui_ltx25.ltx25.config.text import FeatureConfig
 from comfyui_ltx25.ltx25.connector import Connector
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.text import FeatureProjection, Tower, working_bytes
+from comfyui_ltx25.tests.support.published import PUBLISHED_TOWER as PUBLISHED
 from comfyui_ltx25.tests.support.random_weights import fill_random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 log = logging.getLogger(__name__)
 
-PUBLISHED = TowerConfig(
-    vocabulary=262144,
-    hidden=3840,
-    intermediate=15360,
-    full=tuple(i % 6 == 5 for i in range(48)),
-    heads=16,
-    kv_heads=8,
-    head_dim=256,
-    full_kv_heads=1,
-    full_head_dim=512,
-    window=1024,
-    eps=1e-6,
-    theta=1e4,
-    full_theta=1e6,
-    rotated=0.25,
-    bos=2,
-    pad=0,
-    gemma_version=None,
-)
 
 
 def built(module, seed=0):
