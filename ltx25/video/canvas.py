@@ -1,10 +1,8 @@
-"""The canvas a diffusion decode runs on: the latent, padded where it is smaller than the windows, and its noise."""
+"""The canvas a diffusion decode runs on: the latent, padded where it is smaller than the windows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 from ..config.video_layout import DiffusionDecoderConfig
 from ..shapes import VideoLatentShape
@@ -34,13 +32,6 @@ class Crop:
         columns = slice(max(left - part.left, 0), min(left + self.clip.width * side - part.left, width))
         share = None if part.share is None else part.share[rows, columns]
         return Part(part.first, part.top + rows.start - top, part.left + columns.start - left, part.pixels[:, rows, columns], share)
-
-
-def draw_noise(config: DiffusionDecoderConfig, shape: VideoLatentShape, seed: int) -> torch.Tensor:
-    """(1, 3, F, H, W) float32 on the CPU for the canvas of a latent of `shape`, from a CPU generator of its own."""
-    pixels = Crop.of(config, shape).canvas.pixels(config.compression)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, 3, pixels.frames, pixels.height, pixels.width, generator=generator)
 
 
 def size_floor(config: DiffusionDecoderConfig) -> tuple[int, int, int]:

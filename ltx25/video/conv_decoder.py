@@ -62,12 +62,14 @@ class ConvDecoder(nn.Module):
 
     def plan(self, shape: VideoLatentShape, tiling: str, free: int | None) -> ConvPlan:
         """Streaming is exact, so `tiling` changes nothing: only the chunk length follows the memory."""
-        weight = self.decoder.conv_in.conv.weight
-        chunk = _CHUNK if weight.device.type == "cuda" else _CHUNK_ELSEWHERE
-        return conv_plan(self.config, shape, free, weight.dtype.itemsize, chunk)
+        chunk = _CHUNK if self.decoder.conv_in.conv.weight.device.type == "cuda" else _CHUNK_ELSEWHERE
+        return self._plan(shape, free, chunk)
 
     def smaller(self, shape: VideoLatentShape, plan: ConvPlan) -> ConvPlan | None:
-        return plan.smaller()
+        return self._plan(shape, None, plan.chunk // 2) if plan.chunk > 1 else None
+
+    def _plan(self, shape: VideoLatentShape, free: int | None, chunk: int) -> ConvPlan:
+        return conv_plan(self.config, shape, free, self.decoder.conv_in.conv.weight.dtype.itemsize, chunk)
 
     def parts(self, latent: torch.Tensor, plan: ConvPlan, seed: int, phase: Phase) -> Iterator[Part]:
         """`stream`, reported chunk by chunk; there is no noise, so `seed` changes nothing."""

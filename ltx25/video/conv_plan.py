@@ -13,10 +13,11 @@ _LIVE = 3.3  # tensors of one residual block alive at once: skip, input and outp
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """Decode `frames` frames in chunks of `chunk`."""
+    """Decode `frames` frames in chunks of `chunk`; bytes: estimated working memory, weights excluded."""
 
     frames: int
     chunk: int
+    bytes: int
 
     @property
     def units(self) -> int:
@@ -30,16 +31,15 @@ class ConvPlan:
     def text(self) -> str:
         return f"{self.chunk} frames at a time"
 
-    def smaller(self) -> ConvPlan | None:
-        return ConvPlan(self.frames, self.chunk // 2) if self.chunk > 1 else None
-
 
 def conv_plan(config: ConvDecoderConfig, shape: VideoLatentShape, free: int | None, itemsize: int, chunk: int) -> ConvPlan:
-    """Chunks of at most `chunk` frames that fit into `free` bytes."""
-    plan = ConvPlan(shape.pixels(config.compression).frames, chunk)
-    while free is not None and plan.chunk > 1 and peak_bytes(config, shape, plan.chunk, itemsize) > free:
-        plan = ConvPlan(plan.frames, plan.chunk // 2)
-    return plan
+    """Chunks of at most `chunk` frames that fit into `free` bytes, or of one frame where none do."""
+    frames = shape.pixels(config.compression).frames
+    while True:
+        plan = ConvPlan(frames, chunk, peak_bytes(config, shape, chunk, itemsize))
+        if chunk == 1 or free is None or plan.bytes <= free:
+            return plan
+        chunk //= 2
 
 
 def peak_bytes(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int, itemsize: int) -> int:

@@ -7,23 +7,28 @@ from collections import deque
 import torch
 
 from .frames import Stage, between_margins, take, with_margins
+from .noise import Noise
 
 
 class NoiseCells(Stage):
-    """Cells of noise (3, F, H, W), brought to the device as they are asked for."""
+    """Cells of some rows and columns (px) of noise, brought to the device as they are asked for."""
 
-    def __init__(self, noise: torch.Tensor, patch: int, like: torch.Tensor) -> None:
-        _, frames, height, width = noise.shape
-        super().__init__(frames, like.new_empty(0, height // patch, width // patch, 3 * patch * patch))
+    def __init__(self, noise: Noise, rows: slice, columns: slice, patch: int, like: torch.Tensor) -> None:
+        grid = ((rows.stop - rows.start) // patch, (columns.stop - columns.start) // patch)
+        super().__init__(noise.shape.frames, like.new_empty(0, *grid, 3 * patch * patch))
         self._noise = noise
+        self._area = (slice(None), slice(None), rows, columns)
         self._patch = patch
 
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
         out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
-        part, p = self._noise[:, self.at : to].to(self.nothing.device), self._patch
-        channels, frames, height, width = part.shape
-        cells = part.view(channels, frames, height // p, p, width // p, p).permute(1, 2, 4, 3, 5, 0)
-        out[lead : lead + frames].view(cells.shape).copy_(cells)
+        at = lead
+        for piece in self._noise.pieces(self.at, to):
+            values, p = piece.to(self.nothing.device, non_blocking=True)[self._area], self._patch
+            channels, frames, height, width = values.shape
+            cells = values.view(channels, frames, height // p, p, width // p, p).permute(1, 2, 4, 3, 5, 0)
+            out[at : at + frames].view(cells.shape).copy_(cells)
+            at += frames
         return out
 
 

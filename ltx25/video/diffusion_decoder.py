@@ -22,11 +22,12 @@ from ..config.video_layout import DiffusionDecoderConfig
 from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
 from .attended import Attended, Context, Denoised, Projected, Repeated, Shared
-from .canvas import Crop, draw_noise
+from .canvas import Crop
 from .denoise import Euler, NoiseCells
 from .diffusion_plan import DiffusionPlan, choose, diffusion_plans
 from .frames import Given, Stage, Tapped, Unfolded
 from .na_blocks import Network, WindowAttention, bound_scores, wide
+from .noise import DrawnNoise, Noise
 from .output import Part
 from .pace import Pace
 from .shuffle import patch_run_order, run_order
@@ -65,21 +66,27 @@ class DiffusionDecoder(nn.Module):
         return diffusion_plans(self.config, canvas, frames, weight.dtype.itemsize, tiled)
 
     def parts(self, latent: torch.Tensor, plan: DiffusionPlan, seed: int, phase: Phase) -> Iterator[Part]:
-        """`stream` with noise drawn from `seed` by a CPU generator in float32, reported slab by slab."""
-        pace = Pace(phase, latent.device, "chunk")
-        noise = draw_noise(self.config, VideoLatentShape(*latent.shape[1:]), seed)
-        for part in self.stream(latent, noise, plan, pace.breathe):
-            yield part
-            pace.unit()
-        pace.finish()
+        """`stream` with noise drawn from `seed`, reported slab by slab."""
+        pace, device = Pace(phase, latent.device, "chunk"), latent.device
+        canvas = Crop.of(self.config, VideoLatentShape(*latent.shape[1:])).canvas.pixels(self.compression)
+        with DrawnNoise(canvas, seed, self._noise_dtype, pinned=device.type == "cuda") as noise:
+            for part in self.stream(latent, noise, plan, pace.breathe):
+                yield part
+                pace.unit()
+            pace.finish()
+
+    @property
+    def _noise_dtype(self) -> torch.dtype:
+        """One step to x0 only reads the noise through a linear; otherwise it is state, and kept float32."""
+        weight = self.decoder.conv_in.weight
+        return weight.dtype if self.config.steps == 1 and self.config.output == "x0" else wide(weight).dtype
 
     @torch.no_grad()
-    def stream(self, latent: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, breathe: Callable[[], None]) -> Iterator[Part]:
+    def stream(self, latent: torch.Tensor, noise: Noise, plan: DiffusionPlan, breathe: Callable[[], None]) -> Iterator[Part]:
         """Decode one normalised latent (1, C, t, h, w).
 
-        noise: (1, 3, F, H, W) standard normal for the canvas (`draw_noise`), on any device. Slabs are exact; tiles agree
-        with an untiled decode except near their borders, where they are blended. `breathe` is called after every slab
-        of every block and may raise to cancel.
+        noise: for the canvas (`Crop`). Slabs are exact; tiles agree with an untiled decode except near their borders,
+        where they are blended. `breathe` is called after every slab of every block and may raise to cancel.
         """
         self._prepare()
         crop = Crop.of(self.config, VideoLatentShape(*latent.shape[1:]))
@@ -89,7 +96,7 @@ class DiffusionDecoder(nn.Module):
                 yield from self._tile(features, noise, plan, crop, rows, columns, breathe)
 
     def _tile(
-        self, features: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
+        self, features: torch.Tensor, noise: Noise, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
     ) -> Iterator[Part]:
         """One tile of the canvas, cropped to the clip."""
         side = self.compression.side
@@ -97,8 +104,9 @@ class DiffusionDecoder(nn.Module):
         here = features
         if plan.tiles > 1:  # a copy: blocks work in place
             here = features[:, rows.start * fine : rows.stop * fine, columns.start * fine : columns.stop * fine].clone(memory_format=torch.contiguous_format)
-        canvas = noise[0, :, :, rows.start * side : rows.stop * side, columns.start * side : columns.stop * side]
-        stage = self._denoised(here, canvas, plan, breathe)
+        area = slice(rows.start * side, rows.stop * side), slice(columns.start * side, columns.stop * side)
+        cells = NoiseCells(noise, *area, self.config.patch, features.new_empty(0, dtype=self._noise_dtype))
+        stage = self._denoised(here, cells, plan, breathe)
         share = None
         if plan.tiles > 1:
             share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.device)
@@ -129,13 +137,12 @@ class DiffusionDecoder(nn.Module):
         upsample = self.decoder.upsamples[number]
         return Unfolded(Projected(upsample.proj, stage), upsample.stride)
 
-    def _denoised(self, features: torch.Tensor, noise: torch.Tensor, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
-        """Noise (3, F, H, W) to frames (F, H, W, 3), one pass of the last stage per step."""
+    def _denoised(self, features: torch.Tensor, cells: Stage, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
+        """Noise cells to frames (F, H, W, 3), one pass of the last stage per step."""
         network, config = self.decoder, self.config
         times = torch.linspace(1.0, 1.0 / config.steps, config.steps)
         modulations = network.shared_adaln(network.t_embedder(times))
-        context = self._context(Given(features), noise.shape[1], plan, breathe)
-        state: Stage = NoiseCells(noise, config.patch, wide(features[:0]))
+        context, state = self._context(Given(features), cells.length, plan, breathe), cells
         for step, (now, later) in enumerate(zip(times.tolist(), [*times.tolist()[1:], 0.0], strict=True)):
             last = config.output == "x0" and later == 0  # then the prediction is the answer
             tap: deque[torch.Tensor] = deque()

@@ -9,11 +9,12 @@ from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.config.video_layout import DiffusionDecoderConfig, Resample
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
-from comfyui_ltx25.ltx25.shapes import VideoLatentShape
-from comfyui_ltx25.ltx25.video import DECODER_UNUSED, DiffusionDecoder, decode_video
-from comfyui_ltx25.ltx25.video.canvas import draw_noise, size_floor
+from comfyui_ltx25.ltx25.shapes import VideoLatentShape, VideoShape
+from comfyui_ltx25.ltx25.video import DECODER_UNUSED, DiffusionDecoder, decode_video, diffusion_decoder
+from comfyui_ltx25.ltx25.video.canvas import Crop, size_floor
 from comfyui_ltx25.ltx25.video.frames import Given
 from comfyui_ltx25.ltx25.video.na_blocks import EPS
+from comfyui_ltx25.ltx25.video.noise import DrawnNoise, GivenNoise
 from comfyui_ltx25.ltx25.video.rope import rope, rope_split
 from comfyui_ltx25.ltx25.video.tiling import spans
 from comfyui_ltx25.tests.support.files import write_published
@@ -67,7 +68,12 @@ def made(dtype=torch.float64, **changes):
 def streamed(decoder, latent, noise, **changes):
     """(1, 3, F, H, W) as the official code lays frames out."""
     plan = dataclasses.replace(decoder.plan(VideoLatentShape(*latent.shape[1:]), "off", None), **changes)
-    return torch.cat([part.pixels for part in decoder.stream(latent, noise, plan, lambda: None)]).permute(3, 0, 1, 2)[None]
+    return torch.cat([part.pixels for part in decoder.stream(latent, GivenNoise(noise[0]), plan, lambda: None)]).permute(3, 0, 1, 2)[None]
+
+
+def normal(shape):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, 3, shape.frames, shape.height, shape.width, generator=generator, dtype=torch.float64)
 
 
 def official_noise(case):
@@ -100,8 +106,6 @@ def test_the_context_is_the_official_one(case):
 
 
 def _crop(decoder, latent):
-    from comfyui_ltx25.ltx25.video.canvas import Crop
-
     return Crop.of(decoder.config, VideoLatentShape(*latent.shape[1:]))
 
 
@@ -112,12 +116,12 @@ def test_the_modulation_is_the_official_one():
     GOLDEN.check(MODULATION, "chunks", network.shared_adaln(embedding))
 
 
-def test_noise_is_that_of_a_cpu_generator_and_covers_the_padded_canvas():
-    config = loaded(FILE).config
-    for case in CASES:
-        latent = GOLDEN.input(case, "latent")
-        noise = draw_noise(config, VideoLatentShape(*latent.shape[1:]), GOLDEN.index[case]["inputs"]["noise_seed"]["value"])
-        assert torch.equal(noise, official_noise(case)), case
+def test_noise_is_drawn_for_the_padded_canvas(monkeypatch):
+    decoder, latent = made(torch.float32), torch.randn(1, 3, 1, 1, 4)
+    drawn = []
+    monkeypatch.setattr(diffusion_decoder, "DrawnNoise", lambda shape, *rest, **more: drawn.append(shape) or DrawnNoise(shape, *rest, **more))
+    decode_video(decoder, latent, tiling="auto", seed=0, watch=Watch(), free=None)
+    assert drawn == [VideoShape(frames=5, height=24, width=32)]
 
 
 def test_no_official_case_is_left_out():
@@ -161,7 +165,7 @@ def test_agrees_with_diffusers(tmp_path):
     raw = latent * model.latents_std.view(1, -1, 1, 1, 1) + model.latents_mean.view(1, -1, 1, 1, 1)
     with torch.no_grad():
         want = model.decode(raw, generator=torch.Generator().manual_seed(5), return_dict=False)[0]
-    noise = draw_noise(decoder.config, VideoLatentShape(8, 3, 3, 3), 5)
+    noise = torch.randn(1, 3, 9, 48, 48, generator=torch.Generator().manual_seed(5))
     got = streamed(decoder, latent, noise, slab=5)
     assert (got - want).abs().max() <= 1e-5 * max(1.0, want.abs().max().item())
 
@@ -195,7 +199,7 @@ def test_slabs_do_the_sums_of_the_whole(t, h, w, slab, steps, resident):
     """In float64, where the order of a sum does not hide a wrong term."""
     decoder = made(steps=steps)
     latent = torch.randn(1, 3, t, h, w, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
-    noise = draw_noise(TINY, VideoLatentShape(3, t, h, w), 0).double()
+    noise = normal(Crop.of(TINY, VideoLatentShape(3, t, h, w)).canvas.pixels(TINY.compression))
     frames = 2 * (t - 1) + 1
     got = streamed(decoder, latent, noise, slab=slab, resident=resident)
     assert got.shape == (1, 3, frames, 8 * h, 8 * w)
@@ -209,7 +213,7 @@ def test_memory_does_not_grow_with_the_clip_beyond_its_features():
     def peak(t):
         latent, noise = torch.zeros(1, 3, t, 4, 4), torch.zeros(1, 3, 2 * t - 1, 32, 32)
         plan = dataclasses.replace(decoder.plan(VideoLatentShape(3, t, 4, 4), "off", None), slab=4)
-        return peak_bytes_held(lambda: decoder.stream(latent, noise, plan, lambda: None))
+        return peak_bytes_held(lambda: decoder.stream(latent, GivenNoise(noise[0]), plan, lambda: None))
 
     features = 4 * 8 * 2 * 8 * 8 * (96 - 24)  # (2 t + 3) x 8 x 8 x 8 float32
     assert peak(96) <= peak(24) + 6 * features
@@ -255,12 +259,12 @@ def test_grids_are_those_of_the_published_architecture(tmp_path, monkeypatch):
 def test_t3_tiles_agree_with_the_whole_where_no_border_is_near_and_the_seam_is_small(record_property):
     decoder = made()
     latent = torch.randn(1, 3, 2, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise = draw_noise(TINY, VideoLatentShape(3, 2, 3, 12), 0).double()
+    noise = normal(Crop.of(TINY, VideoLatentShape(3, 2, 3, 12)).canvas.pixels(TINY.compression))
     whole = streamed(decoder, latent, noise)
     columns = tuple(spans(12, 2, 4))
     plan = dataclasses.replace(decoder.plan(VideoLatentShape(3, 2, 3, 12), "off", None), columns=columns)
     total, weight = torch.zeros_like(whole), torch.zeros_like(whole)
-    for part in decoder.stream(latent, noise, plan, lambda: None):
+    for part in decoder.stream(latent, GivenNoise(noise[0]), plan, lambda: None):
         area = (0, slice(None), slice(part.first, part.first + part.pixels.shape[0]), slice(None), slice(part.left, part.left + part.pixels.shape[2]))
         total[area] += (part.pixels * part.share[:, :, None]).permute(3, 0, 1, 2)
         weight[area] += part.share
@@ -319,7 +323,7 @@ def test_w1_no_float64_leaves_the_cpu():
     with Watcher() as watcher:
         for _ in decoder.stream(
             torch.empty(1, 3, 3, 3, 3, device="meta", dtype=torch.bfloat16),
-            torch.zeros(1, 3, 5, 24, 24),
+            GivenNoise(torch.zeros(3, 5, 24, 24)),
             decoder.plan(VideoLatentShape(3, 3, 3, 3), "off", None),
             lambda: None,
         ):

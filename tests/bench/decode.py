@@ -1,0 +1,106 @@
+"""Video decoding at the published sizes, random weights, bf16: pytest -s tests/bench/decode.py. One JSON line per case.
+
+Latents on the device to frames on the host, through `decode_video`, untiled. Peak device memory is that of the decode
+alone; `estimate_gib` is what the plan expected. The peer measured on the same kind of card is in `peer_s` (ComfyUI 0.33,
+untiled, one H200): compare it only there.
+"""
+
+import json
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from comfyui_ltx25.kernels.neighborhood_attention import Place, na3d
+from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.config.video import read_video_config
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.shapes import VideoLatentShape
+from comfyui_ltx25.ltx25.video import build_decoder, decode_video
+from comfyui_ltx25.tests.bench.sizes import Geometry
+from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.random_weights import fill_random
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CASES = [
+    # file, geometry, bytes the decoder may use (None: all), peer in s
+    ("ltx-2.5-video-vae-conv-bf16", Geometry(768, 448, 25), None, 0.110),
+    ("ltx-2.5-video-vae-conv-bf16", Geometry(1024, 576, 121), None, 0.689),
+    ("ltx-2.5-video-vae-conv-bf16", Geometry(1280, 704, 121), None, 1.308),
+    ("ltx-2.5-video-vae-bf16", Geometry(768, 448, 25), None, 0.536),
+    ("ltx-2.5-video-vae-bf16", Geometry(1024, 576, 121), None, 4.135),
+    ("ltx-2.5-video-vae-bf16", Geometry(1280, 704, 121), None, 6.288),
+    ("ltx-2.5-video-vae-bf16", Geometry(1920, 1088, 121), 23 << 30, None),
+    ("ltx-2.5-video-vae-bf16", Geometry(1920, 1088, 121), 11 << 30, None),
+]
+REPEATS = 3
+
+
+def report(**case):
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "revision": revision or None}
+    print(json.dumps({"bench": "decode", **case, **versions}), flush=True)
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory):
+    made = {}
+
+    def decoder(name):
+        if name not in made:
+            config = read_video_config(read_header(write_published(name, tmp_path_factory.mktemp("published"))))
+            with torch.device("meta"):
+                module = build_decoder(config.decoder)
+            made[name] = fill_random(module, "cuda", torch.bfloat16)
+        return made[name]
+
+    return decoder
+
+
+@pytest.mark.parametrize(("name", "geometry", "free", "peer"), CASES)
+def test_decode(decoders, name, geometry, free, peer):
+    decoder = decoders(name)
+    latent = torch.randn(1, 128, *geometry.grid, device="cuda")
+    plan = decoder.plan(VideoLatentShape(128, *geometry.grid), "auto", free)
+    seconds = []
+    for repeat in range(REPEATS + 1):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, begin = torch.cuda.memory_allocated(), time.perf_counter()
+        images = decode_video(decoder, latent, tiling="auto", seed=0, watch=Watch(), free=free)
+        if repeat:
+            seconds.append(time.perf_counter() - begin)
+        else:
+            first = time.perf_counter() - begin
+    peak = torch.cuda.max_memory_allocated() - before
+    assert images.shape == (geometry.frames, geometry.height, geometry.width, 3)
+    report(
+        file=name,
+        geometry=geometry.name,
+        plan=plan.text,
+        seconds=round(statistics.median(seconds), 4),
+        first_seconds=round(first, 2),
+        peer_s=peer,
+        peak_gib=round(peak / 2**30, 2),
+        estimate_gib=round(plan.bytes / 2**30, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("grid", "heads", "window"),
+    [((16, 176, 320), 4, (11, 11, 11)), ((21, 56, 96), 8, (3, 5, 5)), ((6, 28, 48), 16, (3, 7, 7))],
+)
+def test_windowed_attention(grid, heads, window):
+    """One slab of the last stage, and the other stages' shapes; TFLOP/s count what the windows ask for."""
+    k, v = (torch.randn(1, grid[0] + 10, *grid[1:], heads, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q, place = k[:, 5 : 5 + grid[0]].clone(), Place(5, 0, grid[0] + 10)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+    for event in events:
+        na3d(q, k, v, window, 0.125, place, 30.0)
+        event.record()
+    torch.cuda.synchronize()
+    ms = statistics.median(a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True))
+    flop = 4 * q.numel() * window[0] * window[1] * window[2]
+    report(op="na3d", grid=grid, heads=heads, window=window, ms=round(ms, 3), tflops=round(flop / ms / 1e9, 1))
