@@ -12,6 +12,7 @@ Weights are read when a phase first needs them; the arbiter decides what else st
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -140,7 +141,8 @@ class Engine:
         self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
         self._graphed: GraphedDiT | None = None
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
-        opened.parts[TRANSFORMER].unloading.append(self._drop_graphs)
+        forget = weakref.WeakMethod(self._drop_graphs)  # a cycle would keep a dropped engine's weights on the device
+        opened.parts[TRANSFORMER].unloading.append(lambda: (drop := forget()) and drop())
 
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:

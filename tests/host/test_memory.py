@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from comfyui_ltx25.ltx25.tiny import TinyFiles
 from comfyui_ltx25.tests.host.conftest import PACK, comfyui, start
 
 SCRIPT = PACK / "tests" / "host" / "memory_protocol.py"
@@ -90,3 +91,13 @@ def test_without_a_node_cache_files_are_read_once_and_results_stay_the_same(tiny
         bare.free()
         assert models(bare) == []
         assert bare.run(prompt).ok
+
+
+def test_the_engine_of_a_checkpoint_that_was_switched_away_from_is_gone(tiny, host, api, find):
+    files = TinyFiles.below(tiny)
+    prompt = api("text_to_video_distilled_tiny")
+    for file in (files.transformer, files.distilled, files.transformer, files.distilled):
+        prompt[find(prompt, "LoadLTX25Checkpoint")]["inputs"]["transformer"] = file.name
+        assert host.run(prompt).ok
+    names = [entry["name"] for entry in models(host)]
+    assert sorted(names) == sorted(set(names)), "weights of an engine that nobody can reach"
