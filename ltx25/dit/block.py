@@ -156,6 +156,8 @@ class Block(nn.Module):
                     self._receive(a, to_audio(*a_queries, *crossing[-2:]), m.audio, g.audio, self.audio_ff)
             if a2v:
                 self._receive(v, to_video(*v_queries, *crossing[:2]), m.video, g.video, self.ff)
+        elif meet:
+            lanes.meet(modulation)  # made outside of the audio lane, and read in it
         if audio is not None:
             with lanes.audio():
                 audio = self._feed_forward(self.audio_ff, a, m.audio, g.audio, following and following.audio)
