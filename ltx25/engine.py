@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..kernels.attention import choices
 from .audio.decode import decode_audio
 from .conditions import Condition
 from .connector import Connectors, context_length
@@ -233,6 +234,9 @@ class Engine:
         traced = self._traced(ready, facts, watch) if profile else None
         with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase:
             clip = run(self._dit if traced is None else traced, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
+        made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
+        if made:
+            watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices, traced.texts if traced else ())
 
     @torch.inference_mode()
@@ -348,7 +352,7 @@ class Engine:
         batch = len(next(iter(ready.drafts.values())).latent)
         first = next((legs for legs in plan.plans if legs is not None), None)
         how = {
-            "precision": str(self._dtype).removeprefix("torch."),
+            "precision": "fp8" if self.options.precision == "fp8" else str(self._dtype).removeprefix("torch."),
             "residency": "resident",
             "batched": plan.batched,
             "graphs": graphs_wanted(self.device),

@@ -26,6 +26,7 @@ def record_text(run: Run) -> str:
     accounted = run.end.get("accounted")
     if accounted is not None:
         lines.append(f"phases account for {100 * accounted:.2f} % of the wall time")
+    lines += [event["text"] for event in run.of("choice") if event.get("text")]
     lines += _forward_lines(run) + [profile_text(event) for event in run.of("profile")]
     if run.end.get("error"):
         lines.append(f"error: {run.end['error']}")

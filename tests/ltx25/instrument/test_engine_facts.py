@@ -1,0 +1,87 @@
+"""What the engine tells the instrument: facts of a sample phase before it runs, back ends chosen, a traced step."""
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25 import engine as module
+from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, SampleJob
+from comfyui_ltx25.ltx25.guidance import Guidance
+from comfyui_ltx25.ltx25.instrument import RunRecord, Watch, profile
+from comfyui_ltx25.ltx25.instrument.history import read_run
+from comfyui_ltx25.ltx25.instrument.selftest import Speed
+from comfyui_ltx25.ltx25.tiny import write_tiny
+
+OFF = Guidance(1.0, 0.0, 1.0, 0.0, frozenset(), 0)
+CFG = Guidance(3.0, 0.0, 1.0, 0.0, frozenset(), 0)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    files = write_tiny(tmp_path_factory.mktemp("tiny"))
+    paths = Files(files.transformer, files.text_encoder, files.video_vae, files.audio_vae)
+    return Engine.open(paths, Options("auto", "auto", "auto", "memory"), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def job(engine):
+    config = engine.opened.dit
+    text = Conditioning(torch.zeros(1, 1024, config.width), torch.zeros(1, 1024, config.audio_width), ())
+    return SampleJob(
+        video=torch.zeros(1, config.in_channels, 2, 2, 3), audio=torch.zeros(1, 8, 9, 16), video_mask=None, audio_mask=None, frame_rate=24.0, seed=5,
+        positive=text, negative=text, video_guidance=CFG, audio_guidance=OFF, sigmas=(1.0, 0.7, 0.4, 0.0), schedule=None, sampler="euler", eta=1.0,
+        conditions=(),
+    )  # fmt: skip
+
+
+def test_facts_before_anything_is_loaded_are_those_of_the_run(engine, job, tmp_path):
+    facts = engine.facts(job)
+    assert not any(part.loaded for part in engine.parts)
+    assert facts["tokens"] == {"video": 12, "audio": 9} and facts["steps"] == 3 and facts["forwards"] == 6
+    assert facts["legs"] == ["cond", "uncond"] and facts["text"] == 1024 and facts["precision"] == "float32"
+    with RunRecord(tmp_path, {}) as record:
+        engine.sample(job, Watch([record]))
+    run = read_run(record.path)
+    opened = next(event for event in run.of("phase") if event["name"] == "sample" and event["state"] == "open")
+    assert opened["facts"] == {**facts}
+    assert [(forward["first"], forward["last"]) for forward in run.forwards] == [(1, 2), (3, 4), (5, 6)]
+    (work,) = facts["work"]
+    assert (work["legs"], work["groups"]) == ("cond+uncond", 3) and all(forward["legs"] == work["legs"] for forward in run.forwards)
+
+
+def test_the_forecast_is_shown_before_the_first_forward(engine, job):
+    texts = []
+
+    class Texts:
+        wants_preview = False
+
+        def check(self): ...
+        def opened(self, phase): ...
+        def closed(self, phase): ...
+        def ticked(self, phase):
+            texts.append(phase.text)
+
+    engine.forecast = lambda facts: f"about 9 s predicted for {facts['forwards']}"
+    try:
+        engine.sample(job, Watch([Texts()]))
+    finally:
+        engine.forecast = lambda facts: ""
+    first = next(text for text in texts if text.startswith("step"))
+    assert first == "step 1/3 - forward 1-2/6 (cond+uncond) - about 9 s predicted for 6"
+
+
+def test_back_ends_chosen_by_timing_are_in_the_record(engine, job, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "choices", lambda: {"4x1344 by 1344, 128 wide": "cudnn"})
+    with RunRecord(tmp_path, {}) as record:
+        engine.sample(job, Watch([record]))
+    (choice,) = read_run(record.path).of("choice")
+    assert choice["attention"] == {"4x1344 by 1344, 128 wide": "cudnn"}
+
+
+def test_a_profiled_run_gives_the_same_latents_and_a_split(engine, job, tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "self_test", lambda device: Speed("float32", 1e12, 1e10, None))
+    plain = engine.sample(job, Watch())
+    with RunRecord(tmp_path, {}) as record:
+        traced = engine.sample(job, Watch([record]), profile=True)
+    assert torch.equal(plain.video, traced.video) and torch.equal(plain.audio, traced.audio)
+    assert plain.profiles == () and len(traced.profiles) == 1
+    (event,) = read_run(record.path).of("profile")
+    assert sum(event["seconds"].values()) == pytest.approx(event["wall"], rel=0.02)
