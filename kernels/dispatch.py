@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,9 +58,12 @@ def _error(got: torch.Tensor, truth: torch.Tensor) -> float:
     return (got.cpu().double() - truth).abs().max().item()
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """triton.jit; without Triton the function stays as it is, and is never called."""
-    return function if triton is None else triton.jit(function)
+def jit(function: Callable[..., Any], general: Sequence[str] = ()) -> Any:
+    """triton.jit; without Triton the function stays as it is, and is never called.
+
+    `general` names whole-number arguments for which no separate kernel is compiled where they are 1 or a multiple of 16.
+    """
+    return function if triton is None else triton.jit(function, do_not_specialize=list(general))
 
 
 def power_of_two(n: int) -> int:
