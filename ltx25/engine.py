@@ -148,7 +148,7 @@ class Engine:
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
         """Check files and options; reads headers, no weights. Raises FileError, InputError."""
-        return Engine(open_parts(files, device), options.check(), device)
+        return Engine(open_parts(files, device, options.check().precision), options, device)
 
     # What the files say
 

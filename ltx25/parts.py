@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from .audio.decode import UNUSED as AUDIO_UNUSED
 from .audio.decode import SoundDecoder
-from .checkpoint import Header, Kind, read_header, require_kind
+from .checkpoint import Header, Kind, open_file, require_kind
 from .config.audio import AudioConfig, read_audio_config
 from .config.connector import AUDIO, VIDEO, ConnectorConfig
 from .config.dit import DiTConfig
@@ -21,9 +22,12 @@ from .config.video import VideoVAEConfig, read_video_config
 from .connector import Connector
 from .dit import KEEP_STORED, DiT
 from .errors import FileError
+from .formats import Held
 from .residency import Part, Piece
 from .text import FeatureProjection, Tower
 from .video import DECODER_UNUSED, build_decoder
+
+log = logging.getLogger(__name__)
 
 TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE, AUDIO_VAE = "text encoder", "connectors", "transformer", "video VAE", "audio VAE"
 
@@ -58,9 +62,12 @@ class Opened:
     parts: dict[str, Part]
 
 
-def open_parts(files: Files, device: torch.device) -> Opened:
-    """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model."""
-    headers = {field.name: read_header(getattr(files, field.name)) for field in fields(files)}
+def open_parts(files: Files, device: torch.device, precision: str = "auto") -> Opened:
+    """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model.
+
+    precision: "auto" leaves a quantised transformer as its file has it; any other decodes it on load.
+    """
+    headers = {field.name: open_file(getattr(files, field.name)) for field in fields(files)}
     for slot, header in headers.items():
         require_kind(header, slot, WANTED[slot])
     transformer, text_encoder = headers["transformer"], headers["text_encoder"]
@@ -73,12 +80,18 @@ def open_parts(files: Files, device: torch.device) -> Opened:
     pieces = {
         TEXT: _text_pieces(text_encoder, tower, compute),
         CONNECTORS: _connector_pieces(transformer, connectors, compute),
-        TRANSFORMER: [Piece("dit", lambda: DiT(dit), transformer, transformer_prefix(transformer), compute, CONNECTOR_TENSORS, KEEP_STORED)],
+        TRANSFORMER: [_transformer_piece(transformer, dit, compute, Held.FAST if precision == "auto" else Held.DENSE)],
         VIDEO_VAE: [Piece("decoder", lambda: build_decoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
     return Opened(headers, tower, dit, video, audio, {name: Part(name, some, device) for name, some in pieces.items()})
+
+
+def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:
+    if any(not stored.format.kept for stored in header.stored.values()):
+        log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(header.formats), compute)
+    return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held)
 
 
 def _text_pieces(header: Header, tower: TowerConfig, compute: torch.dtype) -> list[Piece]:

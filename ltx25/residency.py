@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from .checkpoint import Header, check, fill
+from .checkpoint import Header, check, fill, held_bytes
+from .formats import Held
 from .instrument import Watch
 
 
@@ -25,6 +26,7 @@ class Piece:
 
     dtype: what floating tensors become on the device; keep: patterns of parameters that stay as stored.
     unused: patterns of tensors below the prefix that belong to other parts or that no part needs.
+    held: what becomes of quantised weights.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Piece:
     dtype: torch.dtype
     unused: tuple[str, ...]
     keep: tuple[str, ...]
+    held: Held = Held.EXACT
 
 
 class Part:
@@ -51,8 +54,8 @@ class Part:
         for piece in self.pieces:
             module = _on_meta(piece)
             places = check(module, piece.header, piece.prefix, piece.unused)
-            self.read_bytes += sum(piece.header.tensors[n].end - piece.header.tensors[n].begin for n in places)
-            self.bytes += sum(t.numel() * piece.dtype.itemsize for t in module.state_dict().values())
+            self.read_bytes += sum(map(piece.header.bytes_of, places))
+            self.bytes += held_bytes(module, piece.header, places, piece.dtype, piece.held)
 
     @property
     def loaded(self) -> bool:
@@ -79,7 +82,7 @@ class Part:
 
             for piece in self.pieces:
                 module = _on_meta(piece)
-                fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep)
+                fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
                 modules[piece.name] = module.eval()
         self._modules = modules
 

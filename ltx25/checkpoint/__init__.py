@@ -1,8 +1,9 @@
 """Checkpoint files: header first, then strict and complete loading into modules built on meta."""
 
-from .fill import check, expected, fill
+from .fill import check, decode, expected, fill, held_bytes
 from .header import Header, TensorInfo, read_header
 from .identify import Kind, identify, require_kind
+from .open import interpret, open_file
 from .read import read_bytes, read_tensors
 from .write import write_file
 
@@ -11,9 +12,13 @@ __all__ = [
     "Kind",
     "TensorInfo",
     "check",
+    "decode",
     "expected",
     "fill",
+    "held_bytes",
     "identify",
+    "interpret",
+    "open_file",
     "read_bytes",
     "read_header",
     "read_tensors",

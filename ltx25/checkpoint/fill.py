@@ -11,20 +11,27 @@ they are not equally tall it also says how many rows each has, by the same param
     def checkpoint_rows(self) -> dict[str, tuple[int, ...]]
 
 Every parameter must be filled; every tensor under the prefix must be used or matched by a pattern of known-unused names.
+
+Quantised tensors (Header.stored) are decoded, unless the layer that owns the weight can hold it as it is stored: a method
+`store(weight)`, which takes a formats.Weight in place of the parameter `weight` (see linear.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 import torch
 from torch import nn
 
 from ..errors import FileError
-from .header import Header
+from ..formats import Dense, Held, Stacked, Weight
+from .header import Header, Stored
 from .read import read_tensors
+
+_DECODED_AT_ONCE = 1 << 30  # bytes of quantised tensors held beside what they are decoded into
 
 
 @dataclass(frozen=True)
@@ -107,28 +114,137 @@ def fill(
     read: Callable[[int], None],
     unused: Sequence[str] = (),
     keep: Sequence[str] = (),
+    held: Held = Held.EXACT,
 ) -> None:
     """Materialise `module` on `device` from the file. Floating tensors become `dtype`; None keeps the stored one.
 
     Parameters matched by a `keep` pattern (fnmatch) stay as stored: where they are rounded is the model's choice.
+    held: what becomes of quantised weights of layers that can hold them as stored; all others are decoded.
     `read(n)` is called for every n bytes read and may raise to cancel; the module then stays on meta.
     """
     places = check(module, header, prefix, unused)
+    kept = _kept(module, header, places, held)
     stored = {place.name: header.tensors[name].dtype for name, place in places.items()}
     tensors = {
         name: torch.empty(tensor.shape, dtype=stored[name] if any(fnmatchcase(name, p) for p in keep) else _converted(stored[name], dtype), device=device)
         for name, tensor in module.state_dict(keep_vars=True).items()
+        if name not in kept
     }
     destinations = {
         name: tensors[place.name] if place.rows is None else tensors[place.name].narrow(0, place.start, place.rows)
         for name, place in places.items()
+        if place.name not in kept
     }
-    read_tensors(header, destinations, read)
+    read_tensors(header, {name: target for name, target in destinations.items() if name not in header.stored}, read)
+    decode(header, {name: target for name, target in destinations.items() if name in header.stored}, read)
+    weights = _read_kept(header, kept, device, dtype, read, held is Held.EXACT)
     for name, tensor in tensors.items():
         _assign(module, name, tensor)
+    for name, weight in weights.items():
+        _assign(module, name, torch.empty(0, dtype=dtype or torch.bfloat16, device=device))  # tells the dtype of activations
+        module.get_submodule(name.rpartition(".")[0]).store(weight)
     empty = [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta]
     if empty:  # a buffer that is neither in the file nor computed: a mistake in the module, not in the file
         raise RuntimeError(f"{type(module).__name__}: {', '.join(empty)} are still on meta after loading {header.name}")
+
+
+def held_bytes(module: nn.Module, header: Header, places: Mapping[str, Slice], dtype: torch.dtype, held: Held) -> int:
+    """What `module` takes on the device once filled, floating tensors as `dtype`; `places` as `check` returned them."""
+    kept = _kept(module, header, places, held)
+    dense = sum(tensor.numel() * dtype.itemsize for name, tensor in module.state_dict(keep_vars=True).items() if name not in kept)
+    sources = (name for names in kept.values() for name in names)
+    return dense + sum(header.bytes_of(name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
+
+
+def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None]) -> None:
+    """Fill each destination with what the quantised tensor of that name stands for. As `read_tensors`."""
+    for names in _batches(header, destinations):
+        raw = {name: _room(header.stored[name], destinations[name].device) for name in names}
+        read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read)
+        for name in names:
+            target = destinations[name]
+            target.copy_(header.stored[name].format.decode(raw.pop(name), target.dtype).view(target.shape))
+
+
+def _batches(header: Header, names: Mapping[str, object]) -> Iterator[list[str]]:
+    """Names in file order, in runs of about _DECODED_AT_ONCE bytes."""
+    batch: list[str] = []
+    held = 0
+    for name in sorted(names, key=lambda name: header.tensors[name].begin):
+        size = header.bytes_of(name)
+        if batch and held + size > _DECODED_AT_ONCE:
+            yield batch
+            batch, held = [], 0
+        batch.append(name)
+        held += size
+    if batch:
+        yield batch
+
+
+def _kept(module: nn.Module, header: Header, places: Mapping[str, Slice], held: Held) -> dict[str, list[str]]:
+    """Parameters that stay as stored -> the file's tensors they are made of, in order: those of layers with `store`, of
+    which at least one tensor is quantised and none has to be decoded on load."""
+    if held is Held.DENSE:
+        return {}
+    sources: dict[str, list[str]] = {}
+    for name, place in places.items():  # `expected` lists the parts of a merged parameter in order
+        sources.setdefault(place.name, []).append(name)
+    kept = {}
+    for name, parts in sources.items():
+        path, _, leaf = name.rpartition(".")
+        formats = [header.stored[part].format for part in parts if part in header.stored]
+        if leaf == "weight" and formats and all(f.kept for f in formats) and hasattr(module.get_submodule(path), "store"):
+            kept[name] = parts
+    return kept
+
+
+def _read_kept(
+    header: Header, kept: Mapping[str, list[str]], device: torch.device, dtype: torch.dtype | None, read: Callable[[int], None], exact: bool
+) -> dict[str, Weight]:
+    """Parameter name -> its weight, rows of equal formats in one."""
+    raw: dict[str, dict[str, torch.Tensor]] = {}
+    destinations: dict[str, torch.Tensor] = {}
+    for name in (part for parts in kept.values() for part in parts):
+        if name in header.stored:
+            raw[name] = _room(header.stored[name], device)
+        else:
+            info = header.tensors[name]
+            raw[name] = {"weight": torch.empty(info.shape, dtype=_converted(info.dtype, dtype), device=device)}
+        destinations |= _named(header, name, raw[name])
+    read_tensors(header.raw, destinations, read)
+    del destinations  # what is merged below shall not be held twice
+    return {name: _stack(header, parts, raw, exact) for name, parts in kept.items()}
+
+
+def _stack(header: Header, names: list[str], raw: dict[str, dict[str, torch.Tensor]], exact: bool) -> Weight:
+    weights: list[Weight] = []
+    for alike, run in groupby(names, lambda name: _alike(header.stored.get(name))):
+        run = list(run)
+        parts = [raw.pop(name) for name in run]
+        if alike is None:
+            weights += [Dense(part["weight"]) for part in parts]
+        else:
+            weights.append(header.stored[run[0]].format.weight(parts, exact))
+    return weights[0] if len(weights) == 1 else Stacked(weights)
+
+
+def _alike(stored: Stored | None) -> tuple[object, ...] | None:
+    """Equal for tensors whose rows may stand in one stored matrix; None: stored as it is."""
+    if stored is None:
+        return None
+    info = stored.parts["weight"]
+    return stored.format.name, getattr(stored.format, "group", None), info.dtype, info.shape[1:]
+
+
+def _room(stored: Stored, device: torch.device) -> dict[str, torch.Tensor]:
+    return {role: torch.empty(info.shape, dtype=info.dtype, device=device) for role, info in stored.parts.items()}
+
+
+def _named(header: Header, name: str, room: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of `room`, by role, under the names the file has for them."""
+    if name not in header.stored:
+        return {name: room["weight"]}
+    return {info.name: room[role] for role, info in header.stored[name].parts.items()}
 
 
 def _converted(stored: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from ..errors import FileError
+from ..formats import Format
 
 DTYPES = {
     "F64": torch.float64,
@@ -56,8 +58,20 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """How a quantised tensor is kept: its format, and the tensors of the file that make it, by role."""
+
+    format: Format
+    parts: Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True)
 class Header:
-    """What a file holds. `tensors` is in file order; `mtime_ns` and `size` (bytes) tell whether the file changed since."""
+    """What a file holds. `tensors` is in file order; `mtime_ns` and `size` (bytes) tell whether the file changed since.
+
+    `stored` names the quantised ones (see open.py): in `tensors` those have the shape and a dtype of what they stand for,
+    and begin and end of their largest part.
+    """
 
     path: Path
     size: int
@@ -65,6 +79,7 @@ class Header:
     digest: str  # sha256 of the header bytes, hex
     metadata: dict[str, str]
     tensors: dict[str, TensorInfo]
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -72,7 +87,23 @@ class Header:
 
     @cached_property
     def tensor_bytes(self) -> int:
-        return sum(info.end - info.begin for info in self.tensors.values())
+        return sum(map(self.bytes_of, self.tensors))
+
+    def bytes_of(self, name: str) -> int:
+        """What has to be read for one tensor, with its scales where it is quantised."""
+        parts = self.stored[name].parts.values() if name in self.stored else (self.tensors[name],)
+        return sum(info.end - info.begin for info in parts)
+
+    @cached_property
+    def raw(self) -> Header:
+        """The same file with quantised tensors as it stores them, each part under its own name."""
+        parts = {info.name: info for stored in self.stored.values() for info in stored.parts.values()}
+        return replace(self, tensors={**self.tensors, **parts}, stored={})
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats its quantised tensors are stored in, sorted; none where nothing is quantised."""
+        return tuple(sorted({stored.format.name for stored in self.stored.values()}))
 
     def metadata_json(self, key: str) -> Any:
         """Metadata value `key` parsed as JSON; raises FileError when it is missing or not JSON."""

@@ -7,6 +7,6 @@ ggml.py   the blocks of GGUF files
 weights.py  the same as objects a checkpoint reader and a linear layer can use without knowing which it is
 """
 
-from .weights import Dense, Format, Fp8, Ggml, Int8, Nvfp4, Parts, Stacked, Weight
+from .weights import Dense, Format, Fp8, Ggml, Held, Int8, Nvfp4, Parts, Stacked, Weight
 
-__all__ = ["Dense", "Format", "Fp8", "Ggml", "Int8", "Nvfp4", "Parts", "Stacked", "Weight"]
+__all__ = ["Dense", "Format", "Fp8", "Ggml", "Held", "Int8", "Nvfp4", "Parts", "Stacked", "Weight"]

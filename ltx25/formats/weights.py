@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -18,6 +19,15 @@ from .fp8 import dequantise_fp8
 from .ggml import BlockType, dequantise_ggml
 from .int8 import dequantise_int8, row_scale
 from .nvfp4 import dequantise_nvfp4
+
+
+class Held(Enum):
+    """What becomes of quantised weights once they are loaded."""
+
+    DENSE = "decoded on load"
+    EXACT = "as stored, multiplied in the precision of activations"
+    FAST = "as stored, multiplied in their own precision where the device can"
+
 
 Parts = Mapping[str, torch.Tensor]  # of one weight, by role: "weight", "scale", ...
 

@@ -20,6 +20,7 @@ from torch import nn
 from ...kernels.qk_norm_rope import qk_norm_rope
 from ..config.text import TowerConfig
 from ..instrument import Phase
+from ..linear import Linear
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos, sin: (n, head_dim / 2) float32
 
@@ -99,8 +100,8 @@ class Attention(nn.Module):
         kv_heads, self.head_dim = (config.full_kv_heads, config.full_head_dim) if full else (config.kv_heads, config.head_dim)
         self.sources = ("q_proj", "k_proj") if full else ("q_proj", "k_proj", "v_proj")
         self.rows = [config.heads * self.head_dim] + [kv_heads * self.head_dim] * (len(self.sources) - 1)
-        self.qkv_proj = nn.Linear(config.hidden, sum(self.rows), bias=False)
-        self.o_proj = nn.Linear(config.heads * self.head_dim, config.hidden, bias=False)
+        self.qkv_proj = Linear(config.hidden, sum(self.rows), bias=False)
+        self.o_proj = Linear(config.heads * self.head_dim, config.hidden, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim, config.eps)
         self.k_norm = nn.RMSNorm(self.head_dim, config.eps)
         self.eps = config.eps
@@ -127,8 +128,8 @@ class MLP(nn.Module):
 
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.gate_up_proj = Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = Linear(intermediate, hidden, bias=False)
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return {"gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight")}
