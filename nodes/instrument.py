@@ -91,7 +91,7 @@ class PlanLTX25Render(io.ComfyNode):
             compression=models.compression,
             **({"stg_blocks": usual_stg_blocks(models.dit.layers)} if guidance else _UNGUIDED),
         )
-        plan = planner.plan(request, batch_size)
+        plan = planner.plan(request, batch_size, budget.device)
         lines, best = [plan_text(plan, models, budget)], request
         if plan.beyond(budget):
             lines.append(largest_text(planner, request, budget, batch_size))

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     free = planner.free()
     budget = Budget(arguments.budget, arguments.memory or free.device, arguments.host_memory or free.host)
     request = _request(arguments, models)
-    plan = planner.plan(request, arguments.batch_size)
+    plan = planner.plan(request, arguments.batch_size, budget.device)
     print(plan_text(plan, models, budget))
     reasons = plan.beyond(budget)
     if arguments.budget is not None or reasons:

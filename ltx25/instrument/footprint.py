@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from ..config.video_layout import ConvDecoderConfig
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
-from ..video.conv_plan import peak_bytes
+from ..video.canvas import Crop
+from ..video.conv_plan import conv_plan, usual_chunk
+from ..video.diffusion_plan import choose, diffusion_plans
 from .history import Run
 from .models import Models
 
 ROWS_OF_WIDTH = 14  # rows of a block's width that live at once, per leg and token: residual, normed, the MLP's inner layer
-CHUNK = {"cuda": 32}  # frames the convolutional decoder makes at a time; 8 elsewhere
 SOUND = 64 << 20  # bytes of the vocoder's widest stages for a few seconds
 TEXT_TOKENS = 1024
-STAGE_TENSORS = 7  # copies of the diffusion decoder's last stage that live at once
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class Footprint:
     rows: int
     batch: int
 
-    def working(self, phase: str, models: Models, device: str) -> dict[str, int]:
-        """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself."""
+    def working(self, phase: str, models: Models, device: str, room: int | None) -> dict[str, int]:
+        """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself.
+
+        A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs.
+        """
         itemsize = 4 if device == "cpu" else 2
         pixels = self.latent.pixels(models.compression)
         frames = self.batch * pixels.frames * pixels.height * pixels.width * 3 * 4  # float32 output, held from decode to mux
@@ -38,7 +41,7 @@ class Footprint:
             width = self.latent.tokens * dit.width + self.sound.tokens * dit.audio_width
             return {"device": ROWS_OF_WIDTH * self.rows * self.batch * width * itemsize, "host": 0}
         if phase == "decode.video":
-            return {"device": _decode(models, self.latent, itemsize, CHUNK.get(device, 8)), "host": frames}
+            return {"device": _decode(models, self.latent, itemsize, device, room), "host": frames}
         if phase == "decode.audio":
             return {"device": SOUND * self.batch, "host": frames}
         if phase in ("text.tower", "text.project"):
@@ -46,12 +49,12 @@ class Footprint:
         return {"device": TEXT_TOKENS * models.connectors.video.width * 16 * itemsize, "host": 0}
 
 
-def _decode(models: Models, latent: VideoLatentShape, itemsize: int, chunk: int) -> int:
+def _decode(models: Models, latent: VideoLatentShape, itemsize: int, device: str, room: int | None) -> int:
     if isinstance(models.video, ConvDecoderConfig):
-        return peak_bytes(models.video, latent, chunk, itemsize)
-    pixels = latent.pixels(models.compression)
-    tokens = pixels.frames * pixels.height * pixels.width // models.video.patch**2
-    return STAGE_TENSORS * tokens * models.video.channels[-1] * itemsize
+        return conv_plan(models.video, latent, room, itemsize, usual_chunk(device)).bytes
+    canvas = Crop.of(models.video, latent).canvas
+    frames = latent.pixels(models.compression).frames
+    return choose(diffusion_plans(models.video, canvas, frames, itemsize, tiled=True), room).bytes
 
 
 def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], list[tuple[float, float]]]:
@@ -64,7 +67,7 @@ def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], lis
         for row in run.phases:
             if row["error"] or row["parent"] is not None or row["name"].startswith(("load", "mux", "encode")):
                 continue
-            estimate = clip.working(row["name"], models, run.header.get("device_type") or "cpu")
+            estimate = clip.working(row["name"], models, run.header.get("device_type") or "cpu", None)
             for place, size in estimate.items():
                 before, peak = row[f"{place}_before"], row[f"peak_{place}"]
                 if size and before is not None and peak is not None:

@@ -39,7 +39,7 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
 def largest_text(planner: Planner, request: Request, budget: Budget, batch: int) -> str:
     """The largest clips that fit, or why none does."""
     fits = planner.largest(request, budget, batch)
-    return "\n".join(_largest_lines(fits) if fits else _refusal_lines(planner.smallest(request), budget))
+    return "\n".join(_largest_lines(fits) if fits else _refusal_lines(planner.smallest(request, budget), budget))
 
 
 def usual_stg_blocks(layers: int) -> str:

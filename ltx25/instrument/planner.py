@@ -113,8 +113,8 @@ class Planner:
         """What this machine has free now."""
         return Budget(None, device_free(self.device) if self.device.type != "cpu" else None, host_free())
 
-    def plan(self, request: Request, batch: int = 1) -> Plan:
-        """Predict `batch` clips of `request`. Reads and loads nothing."""
+    def plan(self, request: Request, batch: int = 1, room: int | None = None) -> Plan:
+        """Predict `batch` clips of `request` in `room` bytes of device memory (None: all it has). Reads and loads nothing."""
         models = self.models
         latent = request.video.latent(models.compression, models.dit.in_channels)
         sound = AudioLatentShape.of_clip(request.frames, request.frame_rate)
@@ -133,7 +133,7 @@ class Planner:
             self._phase("mux", pixels, None),
         ]
         rows = max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
-        device, host = self._peaks(Footprint(latent, sound, rows, batch))
+        device, host = self._peaks(Footprint(latent, sound, rows, batch), room)
         forwards = sum(len(plan.legs) * n for plan, n in groups.items())
         return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes())
 
@@ -153,17 +153,17 @@ class Planner:
         found = [self._last_that_fits(make, most, budget, batch) for make, most in ((longer, most_frames), (larger, most_rows))]
         return [plan for plan in found if plan is not None]
 
-    def smallest(self, request: Request) -> Plan:
+    def smallest(self, request: Request, budget: Budget) -> Plan:
         """The least a render with these settings can be: one cell of one frame."""
         side = self.models.compression.side
-        return self.plan(replace(request, width=side, height=side, frames=1))
+        return self.plan(replace(request, width=side, height=side, frames=1), room=budget.device)
 
     def _last_that_fits(self, make, most: int, budget: Budget, batch: int) -> Plan | None:
         """Largest n in 1..most whose plan fits; time and memory grow with n."""
         low, high, best = 1, most, None
         while low <= high:
             middle = (low + high) // 2
-            plan = self.plan(make(middle), batch)
+            plan = self.plan(make(middle), batch, budget.device)
             if plan.beyond(budget):
                 high = middle - 1
             else:
@@ -204,25 +204,26 @@ class Planner:
             beyond = beyond or guess.extrapolated
         return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond)
 
-    def _peaks(self, clip: Footprint) -> tuple[int | None, int]:
+    def _peaks(self, clip: Footprint, room: int | None) -> tuple[int | None, int]:
         """Most bytes on the device (None on a CPU) and on the host. Parts stay loaded until another needs their room."""
         models, on_cpu = self.models, self.device.type == "cpu"
-        capacity = device_total(self.device)
+        capacity = device_total(self.device) if room is None else room
         baseline = self._host_baseline()
         loaded: dict[str, int] = {}
         device = host = 0
         for phase, part in PARTS.items():
             loaded[part] = models.held[part]
-            working = self._working(phase, clip)
+            working = self._working(phase, clip, None)
             if capacity is not None and sum(loaded.values()) + working["device"] > capacity:
                 loaded = {part: loaded[part]}
+                working = self._working(phase, clip, max(0, capacity - loaded[part]))
             device = max(device, sum(loaded.values()) + working["device"])
             host = max(host, baseline + working["host"] + (sum(loaded.values()) + working["device"] if on_cpu else 0))
         return (None if on_cpu else device), host
 
-    def _working(self, phase: str, clip: Footprint) -> dict[str, int]:
+    def _working(self, phase: str, clip: Footprint, room: int | None) -> dict[str, int]:
         """Bytes beside the weights: arithmetic, corrected by what this device's records measured."""
-        estimate = clip.working(phase, self.models, self.device.type)
+        estimate = clip.working(phase, self.models, self.device.type, room)
         corrected = {}
         for place, size in estimate.items():
             measured = self._memory.get((phase, place))

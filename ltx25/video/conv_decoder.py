@@ -17,7 +17,7 @@ from torch import nn
 from ..config.video_layout import ConvDecoderConfig, Resample
 from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
-from .conv_plan import ConvPlan, conv_plan
+from .conv_plan import ConvPlan, conv_plan, usual_chunk
 from .frames import Activated, Convolved, FrameConv, Given, Stage, Unfolded
 from .output import Part
 from .pace import Pace
@@ -26,8 +26,6 @@ from .shuffle import patch_run_order, run_order
 from .statistics import ChannelStatistics
 
 _AHEAD = 1  # every convolution sees one frame on either side
-_CHUNK = 32  # frames at a time on a GPU, where larger pieces run faster
-_CHUNK_ELSEWHERE = 8  # where a chunk takes seconds, smaller ones show progress and take a cancel sooner
 
 
 class ConvDecoder(nn.Module):
@@ -62,8 +60,7 @@ class ConvDecoder(nn.Module):
 
     def plan(self, shape: VideoLatentShape, tiling: str, free: int | None) -> ConvPlan:
         """Streaming is exact, so `tiling` changes nothing: only the chunk length follows the memory."""
-        chunk = _CHUNK if self.decoder.conv_in.conv.weight.device.type == "cuda" else _CHUNK_ELSEWHERE
-        return self._plan(shape, free, chunk)
+        return self._plan(shape, free, usual_chunk(self.decoder.conv_in.conv.weight.device.type))
 
     def smaller(self, shape: VideoLatentShape, plan: ConvPlan) -> ConvPlan | None:
         return self._plan(shape, None, plan.chunk // 2) if plan.chunk > 1 else None

@@ -3,8 +3,11 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument.flops import group_flops
+from comfyui_ltx25.ltx25.instrument.footprint import Footprint
 from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
@@ -21,6 +24,7 @@ from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.parts import Files, open_parts
 from comfyui_ltx25.ltx25.request import Request
+from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, law_seconds, render
 
@@ -140,9 +144,9 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(planner, budget):
     assert larger.request.frames == 121
     for plan in (longer, larger):
         assert not plan.beyond(budget)
-    assert planner.plan(replace(wanted, frames=longer.request.frames + 8)).beyond(budget)
+    assert planner.plan(replace(wanted, frames=longer.request.frames + 8), room=budget.device).beyond(budget)
     more = larger.request.height + 32
-    assert planner.plan(replace(wanted, height=more, width=round(more / 32 * 1280 / 704) * 32)).beyond(budget)
+    assert planner.plan(replace(wanted, height=more, width=round(more / 32 * 1280 / 704) * 32), room=budget.device).beyond(budget)
 
 
 def test_only_tokens_count(planner):
@@ -156,20 +160,27 @@ def test_only_tokens_count(planner):
 def test_nothing_fits_is_refused_with_reasons(planner):
     budget = Budget(1.0, 24 << 30, None)
     wanted = request()
-    reasons = planner.plan(wanted).beyond(budget)
+    reasons = planner.plan(wanted, room=budget.device).beyond(budget)
     assert len(reasons) == 2 and "24.0 GiB are given" in reasons[1] and "1 s are given" in reasons[0]
     assert planner.largest(wanted, budget) == []
     text = largest_text(planner, wanted, budget, 1)
     assert "nothing fits, not even 32x32, 1 frame" in text and "device memory" in text
 
 
-def test_parts_that_do_not_fit_together_are_not_counted_together(bare, monkeypatch):
-    from comfyui_ltx25.ltx25.instrument import planner as module
-
-    monkeypatch.setattr(module, "device_total", lambda device: 48 << 30)
+def test_parts_that_do_not_fit_together_are_not_counted_together(bare):
     models = published(CARD)
-    plan = bare.plan(request(768, 448, 25))
+    plan = bare.plan(request(768, 448, 25), room=48 << 30)
     assert models.held["transformer"] < plan.device < models.held["transformer"] + models.held["text encoder"]
+
+
+def test_a_decoder_that_adapts_is_planned_as_it_will_run(tmp_path):
+    """The diffusion decoder tiles where the clip does not fit whole: its plan must not be refused for what it avoids."""
+    header = read_header(write_published("ltx-2.5-video-vae-bf16", tmp_path))
+    models = replace(published(CARD), video=read_video_config(header).decoder)
+    large = Footprint(VideoLatentShape(128, 61, 34, 60), AudioLatentShape(8, 501, 16), 1, 1)
+    free = large.working("decode.video", models, "cuda", None)["device"]
+    tight = large.working("decode.video", models, "cuda", free // 2)["device"]
+    assert tight <= free // 2 < free
 
 
 def test_cpu_plans_count_everything_as_host_memory():
