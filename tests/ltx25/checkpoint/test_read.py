@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -81,6 +83,45 @@ def test_reading_stops_where_read_raises(header, tensors, monkeypatch):
     assert len(calls) == 3
 
 
+def test_i3_a_cancel_acts_while_the_disk_is_slow(header, tensors, monkeypatch):
+    """Nothing has arrived yet: the wait itself looks for the cancel, and the threads end before the call does."""
+    slow, started = read._Readers._read, []
+
+    def crawl(self, piece):
+        started.append(piece)
+        while not self._stopped:
+            time.sleep(0.01)
+        slow(self, piece)
+
+    monkeypatch.setattr(read._Readers, "_read", crawl)
+    monkeypatch.setattr(read, "CHECK", 0.02)
+    calls = []
+
+    def cancel(n):
+        calls.append(n)
+        if len(calls) == 2:
+            raise Stop
+
+    threads = threading.active_count()
+    with pytest.raises(Stop):
+        read_tensors(header, empty_like(tensors), cancel)
+    assert calls == [0, 0] and started
+    assert threading.active_count() == threads
+
+
+def test_small_neighbours_are_read_together_and_at_most_a_ring_of_buffers_exists(tmp_path, monkeypatch):
+    made, threads = [], read.ThreadPoolExecutor
+    monkeypatch.setattr(read, "BUFFER_BYTES", 64)
+    monkeypatch.setattr(read, "ThreadPoolExecutor", lambda n, **how: made.append(n) or threads(n, **how))
+    tensors = {f"t{i:02}": torch.arange(i, i + 4, dtype=torch.bfloat16) for i in range(64)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    counted, got = [], {name: torch.empty(4) for name in tensors}
+    read_tensors(read_header(tmp_path / "x.safetensors"), got, counted.append)
+    assert counted == [64] * 8, "eight tensors of eight bytes share a read"
+    assert all(torch.equal(got[name], tensors[name].float()) for name in tensors)
+    assert made == [read.READERS] and read.BUFFERS * (32 << 20) <= 384 << 20
+
+
 def test_wrong_shape_is_refused_before_anything_is_read(header):
     calls = []
     with pytest.raises(FileError, match=r"table has shape \(5, 3\), wanted \(3, 5\)"):
@@ -129,6 +170,31 @@ def test_m2_host_memory_stays_within_one_buffer_of_what_is_loaded(tmp_path, monk
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="pages are given back where the system lets us")
+@pytest.mark.parametrize("reread", [False, True])
+def test_m9_pages_of_the_file_are_given_back_unless_it_is_read_again_soon(header, tensors, monkeypatch, reread):
+    released = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: released.append((begin, size, advice)))
+    read_tensors(header, empty_like(tensors), lambda n: None, reread)
+    assert sum(size for _, size, _ in released) == (0 if reread else header.tensor_bytes)
+    assert all(advice == os.POSIX_FADV_DONTNEED for _, _, advice in released)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+def test_m9_one_copy_per_weight_and_a_second_load_adds_nothing(tmp_path, monkeypatch):
+    """bf16 widened to float32, as on a CPU: beside the weights there is the ring, and the bf16 copy never exists whole."""
+    monkeypatch.setattr(read, "BUFFER_BYTES", 1 << 20)
+    size = 32 << 20
+    save_file({f"t{i}": torch.zeros(size // 8, dtype=torch.bfloat16) for i in range(4)}, tmp_path / "x.safetensors")
+    header = read_header(tmp_path / "x.safetensors")
+    destinations = {name: torch.ones(info.shape) for name, info in header.tensors.items()}
+    read_tensors(header, destinations, lambda n: None)
+    peak = [resident()]
+    for _ in range(3):
+        read_tensors(header, destinations, lambda n: peak.append(resident()))
+    assert max(peak) - peak[0] < read.BUFFERS * (1 << 20)
 
 
 @pytest.mark.gpu
