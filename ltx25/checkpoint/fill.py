@@ -115,12 +115,13 @@ def fill(
     unused: Sequence[str] = (),
     keep: Sequence[str] = (),
     held: Held = Held.EXACT,
+    reread: bool = False,
 ) -> None:
     """Materialise `module` on `device` from the file. Floating tensors become `dtype`; None keeps the stored one.
 
     Parameters matched by a `keep` pattern (fnmatch) stay as stored: where they are rounded is the model's choice.
     held: what becomes of quantised weights of layers that can hold them as stored; all others are decoded.
-    `read(n)` is called for every n bytes read and may raise to cancel; the module then stays on meta.
+    `read(n)` is called for every n bytes read and may raise to cancel; the module then stays on meta. reread: see read_tensors.
     """
     places = check(module, header, prefix, unused)
     kept = _kept(module, header, places, held)
@@ -135,9 +136,9 @@ def fill(
         for name, place in places.items()
         if place.name not in kept
     }
-    read_tensors(header, {name: target for name, target in destinations.items() if name not in header.stored}, read)
-    decode(header, {name: target for name, target in destinations.items() if name in header.stored}, read)
-    weights = _read_kept(header, kept, device, dtype, read, held is Held.EXACT)
+    read_tensors(header, {name: target for name, target in destinations.items() if name not in header.stored}, read, reread)
+    decode(header, {name: target for name, target in destinations.items() if name in header.stored}, read, reread)
+    weights = _read_kept(header, kept, device, dtype, read, held is Held.EXACT, reread)
     for name, tensor in tensors.items():
         _assign(module, name, tensor)
     for name, weight in weights.items():
@@ -156,11 +157,11 @@ def held_bytes(module: nn.Module, header: Header, places: Mapping[str, Slice], d
     return dense + sum(header.bytes_of(name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
 
 
-def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None]) -> None:
+def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None], reread: bool = False) -> None:
     """Fill each destination with what the quantised tensor of that name stands for. As `read_tensors`."""
     for names in _batches(header, destinations):
         raw = {name: _room(header.stored[name], destinations[name].device) for name in names}
-        read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read)
+        read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read, reread)
         for name in names:
             target = destinations[name]
             target.copy_(header.stored[name].format.decode(raw.pop(name), target.dtype).view(target.shape))
@@ -199,7 +200,7 @@ def _kept(module: nn.Module, header: Header, places: Mapping[str, Slice], held: 
 
 
 def _read_kept(
-    header: Header, kept: Mapping[str, list[str]], device: torch.device, dtype: torch.dtype | None, read: Callable[[int], None], exact: bool
+    header: Header, kept: Mapping[str, list[str]], device: torch.device, dtype: torch.dtype | None, read: Callable[[int], None], exact: bool, reread: bool
 ) -> dict[str, Weight]:
     """Parameter name -> its weight, rows of equal formats in one."""
     raw: dict[str, dict[str, torch.Tensor]] = {}
@@ -211,7 +212,7 @@ def _read_kept(
             info = header.tensors[name]
             raw[name] = {"weight": torch.empty(info.shape, dtype=_converted(info.dtype, dtype), device=device)}
         destinations |= _named(header, name, raw[name])
-    read_tensors(header.raw, destinations, read)
+    read_tensors(header.raw, destinations, read, reread)
     del destinations  # what is merged below shall not be held twice
     return {name: _stack(header, parts, raw, exact) for name, parts in kept.items()}
 
