@@ -28,7 +28,7 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None, ep
 
 
 @jit
-def _kernel(
+def _add_rms_norm(
     x_ptr,  # (N, C), contiguous
     y_ptr,  # (N, C), contiguous, read if ADD
     gain_ptr,  # (C,) float32
@@ -63,7 +63,7 @@ def _launch(x: torch.Tensor, y: torch.Tensor | None, gain: torch.Tensor, shift: 
     rows, width = x.shape
     out = torch.empty_like(x)
     together = max(1, 2048 // power_of_two(width))
-    _kernel[(-(-rows // together),)](
+    _add_rms_norm[(-(-rows // together),)](
         x,
         x if y is None else y,
         gain,

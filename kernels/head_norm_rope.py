@@ -73,7 +73,7 @@ def _turned(x, gain_ptr, cos, sin, eps, TOKENS: tl.constexpr, PAIRS: tl.constexp
 
 
 @jit
-def _kernel(
+def _head_norm_rope(
     qkv_ptr,  # (N, 3, heads, 2 * PAIRS), contiguous
     q_gain_ptr,  # (2 * PAIRS,) float32, likewise k
     k_gain_ptr,
@@ -140,7 +140,7 @@ def _launch(
     frames, height, width, heads, head_dim = q.shape
     tokens, together = frames * height * width, 16
     tables = [table for pair in zip(rope.cos, rope.sin, strict=True) for table in pair]
-    _kernel[(-(-tokens // together),)](
+    _head_norm_rope[(-(-tokens // together),)](
         qkv,
         q_gain,
         k_gain,

@@ -17,7 +17,7 @@ def gated_reference(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -
 
 
 @jit
-def _kernel(
+def _gated(
     x_ptr,  # (N, C), contiguous
     gate_ptr,  # (hidden, C), contiguous; up alike
     up_ptr,
@@ -52,7 +52,7 @@ def _launch(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.
     rows, width = x.shape
     hidden = w_gate.shape[0]
     out = x.new_empty(rows, hidden)
-    _kernel[(-(-rows // 128) * -(-hidden // 128),)](
+    _gated[(-(-rows // 128) * -(-hidden // 128),)](
         x, w_gate, w_up, out, rows, hidden, width, ROWS=128, COLUMNS=128, DEPTH=64, num_warps=8, num_stages=3
     )
     return out

@@ -14,13 +14,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from ...kernels.add_rms_norm import add_rms_norm, rms_norm
-from ...kernels.head_norm_rope import head_norm_rope
+from ...kernels.add_rms_norm import add_rms_norm
+from ...kernels.head_norm_rope import Rope, head_norm_rope
 from ...kernels.neighborhood_attention import Place, Triple, na3d
 from ...kernels.swiglu import gated
 from .frames import Stage, between_margins, with_margins
 from .na_blocks import EPS, Affine, ContextBlock, PixelBlock
-from .rope import rope
 
 _TOKENS = 1 << 18
 
@@ -71,10 +70,12 @@ class Attended(Stage):
         block: ContextBlock,
         affines: tuple[Affine, Affine],
         window: Triple,
+        angles: Rope,
         before: Stage,
         slab: int,
         breathe: Callable[[], None],
     ) -> None:
+        """angles: rope of the whole grid (before.length, H, W)."""
         super().__init__(before.length, before.nothing)
         self._block = block
         self.before = before
@@ -85,7 +86,7 @@ class Attended(Stage):
         self._breathe = breathe
         _, height, width, channels = self.nothing.shape
         self._heads = (channels // block.attn.head_dim, block.attn.head_dim)
-        self._rope = rope((self.length, height, width), block.attn.head_dim, self.nothing.device)
+        self._rope = angles
         self._q_gain, self._k_gain = block.attn.gains()
         self._together = max(1, _TOKENS // (height * width))  # frames: what lies between two linears stays small
         self._read = 0  # frames of the input seen
@@ -161,15 +162,16 @@ class Denoised(Attended):
     def __init__(
         self,
         block: PixelBlock,
-        modulation: torch.Tensor,
+        affines: tuple[Affine, Affine],
         window: Triple,
+        angles: Rope,
         before: Stage,
         slab: int,
         breathe: Callable[[], None],
         context: Context,
         reader: int,
     ) -> None:
-        super().__init__(block, block.modulated(modulation), window, before, slab, breathe)
+        super().__init__(block, affines, window, angles, before, slab, breathe)
         self._context = context
         self._reader = reader
 
@@ -197,5 +199,5 @@ class Projected(Stage):
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
         x = self._before.advance(to, 0, 0)
         if self._gain is not None:
-            x = rms_norm(x, self._gain, None, EPS)
+            x = add_rms_norm(x.reshape(-1, x.shape[-1]), None, self._gain, None, EPS).view(x.shape)
         return between_margins(F.linear(x, self._linear.weight, self._linear.bias), lead, trail)

@@ -18,7 +18,7 @@ from ..config.video_layout import ConvDecoderConfig, Resample
 from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
 from .conv_plan import ConvPlan, conv_plan, usual_chunk
-from .frames import Activated, Convolved, FrameConv, Given, Stage, Unfolded
+from .frames import Activated, Convolved, FrameConv, Given, Settled, Stage, Unfolded
 from .output import Part
 from .pace import Pace
 from .residual import ResBlocks
@@ -82,7 +82,7 @@ class ConvDecoder(nn.Module):
         stage: Stage = Convolved(network.conv_in, Given(self.per_channel_statistics.un_normalize(frames)), _AHEAD)
         for block in network.up_blocks:
             if isinstance(block, DepthToSpace):
-                stage = Unfolded(Convolved(block.conv, stage, _AHEAD), block.stride)
+                stage = Unfolded(Convolved(block.conv, Settled(stage), _AHEAD), block.stride)
             else:
                 stage = block.around(stage, _AHEAD)
         return Unfolded(Convolved(network.conv_out, Activated(stage), _AHEAD), (1, patch, patch))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from ...kernels.head_norm_rope import Rope
 from ..config.video_layout import DiffusionDecoderConfig
 from ..instrument.watch import Phase
 from ..shapes import Compression, VideoLatentShape
@@ -25,11 +26,12 @@ from .attended import Attended, Context, Denoised, Projected, Repeated, Shared
 from .canvas import Crop
 from .denoise import Euler, NoiseCells
 from .diffusion_plan import DiffusionPlan, choose, diffusion_plans
-from .frames import Given, Stage, Tapped, Unfolded
-from .na_blocks import Network, WindowAttention, bound_scores, wide
+from .frames import Given, Stage, Tapped, Unfolded, wide
+from .na_blocks import Network, WindowAttention, bound_scores
 from .noise import DrawnNoise, Noise
 from .output import Part
 from .pace import Pace
+from .rope import rope
 from .shuffle import patch_run_order, run_order
 from .statistics import ChannelStatistics
 from .tiling import Span
@@ -110,8 +112,8 @@ class DiffusionDecoder(nn.Module):
         share = None
         if plan.tiles > 1:
             share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.device)
-        for first in range(0, plan.frames, plan.slab):
-            pixels = stage.advance(min(first + plan.slab, plan.frames), 0, 0)
+        for first, stop in plan.chunks:
+            pixels = stage.advance(stop, 0, 0)
             yield crop.cut(Part(first, rows.start * side, columns.start * side, pixels, share), side)
 
     def _features(self, latent: torch.Tensor, breathe: Callable[[], None]) -> torch.Tensor:
@@ -129,9 +131,14 @@ class DiffusionDecoder(nn.Module):
         return self._finer(number, self._attended(number, stage, slab, breathe))
 
     def _attended(self, number: int, stage: Stage, slab: int, breathe: Callable[[], None]) -> Stage:
-        for block in self.decoder.det_stages[number]:
-            stage = Attended(block, block.affines(), self.config.kernels[number], stage, slab, breathe)
+        angles = self._angles(stage)
+        for block, affines in zip(self.decoder.det_stages[number], self._context_affines[number], strict=True):
+            stage = Attended(block, affines, self.config.kernels[number], angles, stage, slab, breathe)
         return stage
+
+    def _angles(self, stage: Stage) -> Rope:
+        _, height, width, _ = stage.nothing.shape
+        return rope((stage.length, height, width), self.config.head_dim, stage.nothing.device)
 
     def _finer(self, number: int, stage: Stage) -> Stage:
         upsample = self.decoder.upsamples[number]
@@ -140,10 +147,9 @@ class DiffusionDecoder(nn.Module):
     def _denoised(self, features: torch.Tensor, cells: Stage, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
         """Noise cells to frames (F, H, W, 3), one pass of the last stage per step."""
         network, config = self.decoder, self.config
-        times = torch.linspace(1.0, 1.0 / config.steps, config.steps)
-        modulations = network.shared_adaln(network.t_embedder(times))
+        times, angles = self._times(), self._angles(cells)
         context, state = self._context(Given(features), cells.length, plan, breathe), cells
-        for step, (now, later) in enumerate(zip(times.tolist(), [*times.tolist()[1:], 0.0], strict=True)):
+        for step, (now, later) in enumerate(zip(times, [*times[1:], 0.0], strict=True)):
             last = config.output == "x0" and later == 0  # then the prediction is the answer
             tap: deque[torch.Tensor] = deque()
             stage: Stage = Projected(network.conv_in_x_t, Tapped(state, network.conv_in_x_t.weight.dtype, None if last else tap))
@@ -151,7 +157,8 @@ class DiffusionDecoder(nn.Module):
                 reader = step * len(network.diff_blocks) + number
                 if plan.resident:
                     stage = Given(_in_place(stage, plan.slab))
-                stage = Denoised(block, modulations[step], config.kernels[-1], stage, plan.slab, breathe, context, reader)
+                affines = self._pixel_affines[step][number]
+                stage = Denoised(block, affines, config.kernels[-1], angles, stage, plan.slab, breathe, context, reader)
             predicted = Projected(network.conv_out, stage, wide(network.norm_out.weight))
             state = predicted if last else Euler(predicted, tap, config.output, now, later)
         return Unfolded(state, (1, config.patch, config.patch))
@@ -175,14 +182,21 @@ class DiffusionDecoder(nn.Module):
             z = z.index_select(axis, index)
         return z
 
+    def _times(self) -> list[float]:
+        """Noise levels of the steps, as float32 numbers."""
+        return torch.linspace(1.0, 1.0 / self.config.steps, self.config.steps).tolist()
+
     def _prepare(self) -> None:
-        """Once, on the filled weights: fold gates; run order (shuffle.py) where pixels are folded or unfolded."""
+        """Once, on the filled weights: what the noise levels make of the norms; fold gates; run order (shuffle.py) where pixels are folded or unfolded."""
         if self._prepared:
             return
         network, patch = self.decoder, self.config.patch
         bound_scores([module for module in network.modules() if isinstance(module, WindowAttention)])
         for block in network.diff_blocks:
             block.fold_gates()
+        modulations = network.shared_adaln(network.t_embedder(torch.tensor(self._times())))
+        self._context_affines = [[block.affines() for block in blocks] for blocks in network.det_stages]
+        self._pixel_affines = [[block.modulated(modulation) for block in network.diff_blocks] for modulation in modulations]
         for upsample in network.upsamples:
             for parameter in upsample.proj.parameters():
                 parameter.data = run_order(parameter.data, upsample.stride)

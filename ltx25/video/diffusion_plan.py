@@ -29,6 +29,7 @@ class DiffusionPlan:
 
     frames: int
     slab: int
+    first: int  # frames of the first slab: fewer where blocks run ahead of each other, so that the first block makes `slab`
     resident: bool
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
@@ -40,7 +41,13 @@ class DiffusionPlan:
 
     @property
     def units(self) -> int:
-        return self.tiles * -(-self.frames // self.slab)
+        return self.tiles * len(self.chunks)
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """[first, stop) of the frames that leave together."""
+        cuts = [0, *range(self.first, self.frames, self.slab), self.frames]
+        return list(zip(cuts[:-1], cuts[1:], strict=True))
 
     @property
     def text(self) -> str:
@@ -93,17 +100,18 @@ def _plan(
         return None
     slab = min(slab, frames)
     depth, half = config.depths[-1] * config.steps, size // 2
-    ahead = 0 if resident else depth * half  # frames the first block is ahead of the last
+    ahead = 0 if resident or slab == frames else (depth - 1) * half  # frames the first block is ahead of the last
+    first = slab - ahead if slab > ahead else min(half, slab)
     carried = (1 if resident else depth) * min(2 * (size - 1) + 2 * half, 3 * (frames - slab))
-    # x and q with what was pending, keys and values with what was kept, the attention's result, what the block makes
-    working = 2 * (slab + half) + 2 * (slab + size) + slab + min(frames, slab + ahead)
+    # x and q (then the attention's result) with what was pending, keys and values with what was kept, what the block makes
+    working = 2 * (slab + half) + 2 * (slab + size) + slab
     features = _features(config, shape)
     if resident:  # x, the context before it is made finer, and one slab of it
         step = config.upsamples[-1]
         held = frames + slab + (frames // step.stride[0] + 2) * config.channels[-2] / config.channels[-1] / (step.stride[1] * step.stride[2])
     else:
-        held = min(frames, slab + ahead + half)
-    return DiffusionPlan(frames, slab, resident, rows, columns, int(((carried + held + working) * tile + features) * itemsize))
+        held = min(frames, 2 * slab + ahead)
+    return DiffusionPlan(frames, slab, first, resident, rows, columns, int(((carried + held + working) * tile + features) * itemsize))
 
 
 def _features(config: DiffusionDecoderConfig, shape: VideoLatentShape) -> int:

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoShape
 from .device import is_out_of_memory
-from .frames import Activated, Convolved, FrameConv, Stage, Tapped, between_margins, take, with_margins
+from .frames import Activated, Convolved, FrameConv, Settled, Stage, Tapped, between_margins, take, with_margins
 from .pace import Pace
 from .residual import ResBlocks
 from .shuffle import Stride, patchify, space_to_depth
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
         stage = Convolved(network.conv_in, stage, _AHEAD)
         for block in network.down_blocks:
             stage = block.around(stage, _AHEAD)
-        return Convolved(network.conv_out, Activated(stage), _AHEAD)
+        return Settled(Convolved(network.conv_out, Activated(stage), _AHEAD))
 
     def _prepare(self) -> None:
         """Once, on the filled weights: channels-last memory."""
@@ -135,10 +135,11 @@ class SpaceToDepth(nn.Module):
 
     def around(self, before: Stage, ahead: int) -> Stage:
         """The step as stages that read `before`."""
+        before = Settled(before)
         if self.stride[0] == 2:
             before = _FirstTwice(before)
         tap: deque[torch.Tensor] = deque()
-        convolved = Convolved(self.conv, Tapped(before, before.nothing.dtype, tap), ahead)
+        convolved = Settled(Convolved(self.conv, Tapped(before, before.nothing.dtype, tap), ahead))
         return _Folded(convolved, tap, self.stride, self.made)
 
 

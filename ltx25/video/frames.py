@@ -22,11 +22,15 @@ _EPS = 1e-8  # of the pixel norm
 
 
 class Stage:
-    """Makes `length` frames (H, W, C) in order. `nothing` is (0, H, W, C) on their device, in their dtype."""
+    """Makes `length` frames (H, W, C) in order. `nothing` is (0, H, W, C) on their device, in their dtype.
 
-    def __init__(self, length: int, nothing: torch.Tensor) -> None:
+    bias: (C,), still to be added to every frame: whoever reads them adds it along the way, which saves a pass.
+    """
+
+    def __init__(self, length: int, nothing: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.length = length
         self.nothing = nothing
+        self.bias = bias
         self.at = 0  # the frame made next
 
     def advance(self, to: int, lead: int, trail: int) -> torch.Tensor:
@@ -52,6 +56,20 @@ class Given(Stage):
         return between_margins(self.frames[self.at : to], lead, trail)
 
 
+class Settled(Stage):
+    """The frames of `before` with their bias, for readers that cannot add it themselves."""
+
+    def __init__(self, before: Stage) -> None:
+        super().__init__(before.length, before.nothing)
+        self._before = before
+
+    def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
+        frames = self._before.advance(to, lead, trail)
+        if self._before.bias is not None:
+            frames[lead : frames.shape[0] - trail] += self._before.bias
+        return frames
+
+
 class Activated(Stage):
     """silu(pixel norm); the frames read are also put into `tap`, for a skip connection around what follows."""
 
@@ -65,7 +83,7 @@ class Activated(Stage):
         if self._tap is not None:
             self._tap.append(x)
         out = with_margins(x, lead, trail)
-        pixel_norm_silu(x, _EPS, out[lead : lead + x.shape[0]])
+        pixel_norm_silu(x, self._before.bias, _EPS, out[lead : lead + x.shape[0]])
         return out
 
 
@@ -85,10 +103,13 @@ class Tapped(Stage):
 
 
 class Convolved(Stage):
-    """A FrameConv that sees `ahead` frames of the future and 2 - `ahead` of the past; the clip's ends are repeated."""
+    """A FrameConv that sees `ahead` frames of the future and 2 - `ahead` of the past; the clip's ends are repeated.
+
+    Its own bias is left to the reader; what it reads must have none left.
+    """
 
     def __init__(self, conv: FrameConv, before: Stage, ahead: int) -> None:
-        super().__init__(before.length, before.nothing.new_empty(*before.nothing.shape[:-1], conv.made))
+        super().__init__(before.length, before.nothing.new_empty(*before.nothing.shape[:-1], conv.made), conv.conv.bias)
         self._conv = conv
         self._before = before
         self._ahead = ahead
@@ -109,10 +130,11 @@ class Convolved(Stage):
 
 
 class Added(Stage):
-    """What a stage makes plus the frames an earlier one tapped."""
+    """What a stage makes plus the frames tapped from `source` before it; the biases of both are left to the reader."""
 
-    def __init__(self, before: Stage, tap: deque[torch.Tensor]) -> None:
-        super().__init__(before.length, before.nothing)
+    def __init__(self, before: Stage, tap: deque[torch.Tensor], source: Stage) -> None:
+        bias = wide(before.bias) if source.bias is None else wide(before.bias) + wide(source.bias)
+        super().__init__(before.length, before.nothing, bias)
         self._before = before
         self._tap = tap
 
@@ -148,7 +170,7 @@ class Unfolded(Stage):
         room = with_margins(self.nothing, above + max(lead + (to - self.at) + trail, first + made), 0)
         out = room[above:]
         if made:
-            unfold_runs(folded, self._stride, room[above + first : above + first + made])
+            unfold_runs(folded, self._before.bias, self._stride, room[above + first : above + first + made])
         out[lead : lead + spare] = self._spare
         end = lead + (to - self.at)
         self._spare = out[end : first + made].clone()
@@ -156,7 +178,10 @@ class Unfolded(Stage):
 
 
 class FrameConv(nn.Module):
-    """A 3 x 3 x 3 convolution over (F + 2, H, W, C_in) whose two extra frames are context: zeros around H and W only."""
+    """A 3 x 3 x 3 convolution over (F + 2, H, W, C_in) whose two extra frames are context: zeros around H and W only.
+
+    The bias is not added: cuDNN would do it in a pass of its own.
+    """
 
     def __init__(self, channels: int, made: int) -> None:
         super().__init__()
@@ -166,8 +191,13 @@ class FrameConv(nn.Module):
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """(F + 2, H, W, C_in) -> (F, H, W, C_out), both contiguous."""
         x = frames.permute(3, 0, 1, 2).unsqueeze(0)  # (1, C, F, H, W) in channels-last memory
-        y = F.conv3d(x, self.conv.weight, self.conv.bias, padding=(0, 1, 1))
+        y = F.conv3d(x, self.conv.weight, None, padding=(0, 1, 1))
         return y.squeeze(0).permute(1, 2, 3, 0).contiguous()
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def take(tapped: deque[torch.Tensor], frames: int) -> list[torch.Tensor]:

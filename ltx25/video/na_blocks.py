@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..config.video_layout import DiffusionDecoderConfig, Resample
+from .frames import wide
 
 EPS = 1e-6
 _SINUSOIDS = 256
@@ -175,11 +176,6 @@ def bound_scores(attentions: list[WindowAttention]) -> None:
     largest = torch.stack([attn.head_dim * torch.stack([gain.abs().max() for gain in attn.gains()]).prod() for attn in attentions])
     for attn, bound in zip(attentions, largest.tolist(), strict=True):
         attn.bound = bound
-
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def wide_linear(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:

@@ -36,4 +36,4 @@ class ResBlock(nn.Module):
         """The block as stages that read `before`."""
         tap: deque[torch.Tensor] = deque()
         hidden = Convolved(self.conv1, Activated(before, tap), ahead)
-        return Added(Convolved(self.conv2, Activated(hidden), ahead), tap)
+        return Added(Convolved(self.conv2, Activated(hidden), ahead), tap, before)

@@ -47,9 +47,16 @@ def patch_run_order(rows: torch.Tensor, patch: int) -> torch.Tensor:
     return rearrange(rows, "(c column row) ... -> (row column c) ...", column=patch, row=patch)
 
 
-def unfold_runs(x: torch.Tensor, stride: Stride, out: torch.Tensor) -> None:
-    """Unfold (F, H, W, t * h * w * c) in run order into `out` (F * t, H * h, W * w, c), a part of a contiguous buffer."""
+def unfold_runs(x: torch.Tensor, bias: torch.Tensor | None, stride: Stride, out: torch.Tensor) -> None:
+    """Unfold (F, H, W, t * h * w * c) in run order, plus a bias in run order, into `out` (F * t, H * h, W * w, c).
+
+    `out` is a part of a contiguous buffer.
+    """
     t, h, w = stride
     frames, height, width, channels = x.shape
-    cells = x.view(frames, height, width, t, h, w, channels // prod(stride))
-    out.view(frames, t, height, h, width, w, -1).copy_(cells.permute(0, 3, 1, 4, 2, 5, 6))
+    cells = x.view(frames, height, width, t, h, w, channels // prod(stride)).permute(0, 3, 1, 4, 2, 5, 6)
+    target = out.view(frames, t, height, h, width, w, -1)
+    if bias is None:
+        target.copy_(cells)
+    else:
+        torch.add(cells, bias.view(1, t, 1, h, 1, w, -1), out=target)

@@ -74,7 +74,9 @@ def test_n1_every_plan_covers_the_clip_and_no_tensor_of_a_slab_reaches_2_31_elem
             for span in cut:
                 shares[span.start : span.stop] += span.weights(1)
             torch.testing.assert_close(shares, torch.ones(length), atol=1e-6, rtol=0)
-        assert plan.units == plan.tiles * -(-frames // plan.slab)
+        assert plan.chunks[0][0] == 0 and plan.chunks[-1][1] == frames
+        assert all(before[1] == after[0] for before, after in zip(plan.chunks[:-1], plan.chunks[1:], strict=True))
+        assert all(0 < stop - first <= plan.slab for first, stop in plan.chunks)
 
 
 def test_plans_need_less_and_less_memory_and_tiles_come_last(config):
