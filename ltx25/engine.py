@@ -16,11 +16,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from ..kernels.attention import choices
 from .audio.decode import decode_audio
+from .audio.encode import encode_audio
 from .conditions import Condition
 from .connector import Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
@@ -28,11 +30,12 @@ from .dit.modality import Contexts
 from .dit.patchify import patchify_audio, patchify_video
 from .errors import InputError
 from .graphs import GraphedDiT, graphs_wanted
-from .guidance import Bins, Guidance, check_guidance
+from .guidance import Bins, check_guidance
 from .instrument import Phase, Watch
 from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.work import sample_work
 from .latents import Draft
+from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .predictor import Denoise, Predictor, Sampler, Transformer
 from .residency import Arbiter, Part, Standalone, free_memory, release
@@ -41,6 +44,7 @@ from .schedule import check_sigmas
 from .shapes import Compression, VideoLatentShape, VideoShape
 from .text import MAX_TOKENS, TextEncoder, Tokenizer
 from .text import working_bytes as text_bytes
+from .upscaler import upscale, working_bytes
 from .video import decode_video
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
@@ -96,8 +100,8 @@ class SampleJob:
     seed: int
     positive: Conditioning
     negative: Conditioning | None
-    video_guidance: Guidance
-    audio_guidance: Guidance
+    video_guidance: Bins
+    audio_guidance: Bins
     sigmas: tuple[float, ...]
     schedule: str | None
     sampler: str | Sampler
@@ -136,6 +140,7 @@ class Engine:
         self.options = options
         self.headers = opened.headers
         self._opened = opened
+        self._optional = OptionalParts(opened, device)
         self.arbiter: Arbiter = Standalone(self.parts)
         self.forecast: Callable[[Mapping[str, object]], str] = _no_forecast
         self._tokenizer: Tokenizer | None = None
@@ -164,7 +169,7 @@ class Engine:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(self._opened.parts.values())
+        return (*self._opened.parts.values(), *self._optional.parts)
 
     @property
     def blocks(self) -> int:
@@ -275,6 +280,40 @@ class Engine:
         self.arbiter.ready([part], 0, watch)
         return decode_audio(part["decoder"], latent, watch, samples)
 
+    # What a clip can be told beside its prompt, and what it can become
+
+    @torch.inference_mode()
+    def encode_video(self, images: torch.Tensor, watch: Watch) -> torch.Tensor:
+        """Frames (F, H, W, 3) in 0..1 -> latent (1, C, t, h, w) float32 CPU. Frames beyond the last 8 n + 1 are dropped.
+
+        Raises InputError for sides that are not a multiple of a cell.
+        """
+        part = self._optional.video_encoder()
+        self.arbiter.ready([part], 0, watch)
+        return part["encoder"].encode(images, watch)
+
+    @torch.inference_mode()
+    def encode_audio(self, wave: torch.Tensor, rate: int, watch: Watch) -> torch.Tensor:
+        """Sound (B, channels, N) at `rate` Hz -> latent (B, c, n, bins) float32 CPU, 25 frames a second. Raises InputError."""
+        part = self._optional.audio_encoder()
+        self.arbiter.ready([part], 0, watch)
+        return encode_audio(part["encoder"], wave, rate, watch)
+
+    @torch.inference_mode()
+    def upscale(self, latent: torch.Tensor, file: Path, watch: Watch) -> torch.Tensor:
+        """A video latent (B, C, t, h, w) enlarged by a latent upscaler file; float32 CPU. Raises FileError, InputError."""
+        config, part = self._optional.upscaler(file)
+        self.arbiter.ready([part], working_bytes(config, *latent.shape[-3:], self._dtype.itemsize), watch)
+        return upscale(part["upscaler"], part["statistics"], latent, watch)
+
+    @torch.inference_mode()
+    def predict_seconds(self, prompt: Conditioning, file: Path, watch: Watch) -> float:
+        """How long a clip the prompt wants, by a duration head file: s, not held within any limits. Raises FileError."""
+        part = self._optional.duration_head(file)
+        self.arbiter.ready([part], 0, watch)
+        with watch.phase("text.duration"):
+            return float(part["head"](*(context.to(self.device, self._dtype) for context in (prompt.video, prompt.audio))))
+
     def detach(self) -> None:
         """Take everything off the device. The engine stays usable: the next phase reads what it needs again."""
         for part in self.parts:
@@ -329,7 +368,7 @@ class Engine:
         drafts = drafts_of(
             job.video, job.audio, model, job.frame_rate, self.compression, job.video_mask, job.audio_mask, job.conditions
         )
-        guidance = {name: Bins.constant(getattr(job, f"{name}_guidance")) for name in drafts}
+        guidance = {name: getattr(job, f"{name}_guidance") for name in drafts}
         frozen = [name for name, draft in drafts.items() if draft.frozen]
         notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
         plan = job_of(

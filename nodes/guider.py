@@ -8,7 +8,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..ltx25.engine import SampleJob
-from ..ltx25.guidance import Guidance, parse_stg_blocks
+from ..ltx25.guidance import Bins, Guidance, parse_stg_blocks
 from ..ltx25.instrument import Watch
 from .bridge import FRAME_RATE, Entry, Latents, conditioning_in, contexts, join, split
 from .load import EngineType
@@ -25,8 +25,8 @@ class EngineGuider:
     handle: EngineHandle
     positive: Entry
     negative: Entry | None
-    video: Guidance
-    audio: Guidance
+    video: Bins
+    audio: Bins
 
     @property
     def model_patcher(self) -> PartPatcher:
@@ -134,8 +134,8 @@ class LTX25Guider(io.ComfyNode):
                 handle=engine,
                 positive=conditioning_in(positive, "positive"),
                 negative=None if negative is None else conditioning_in(negative, "negative"),
-                video=Guidance(video_cfg, video_stg, video_modality, video_rescale, blocks, skip_step),
-                audio=Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, blocks, skip_step),
+                video=Bins.constant(Guidance(video_cfg, video_stg, video_modality, video_rescale, blocks, skip_step)),
+                audio=Bins.constant(Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, blocks, skip_step)),
             )
         )
 

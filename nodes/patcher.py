@@ -26,7 +26,7 @@ class HostArbiter:
 
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`; the host evicts others until `activation_bytes` of working memory are free beside them."""
-        wanted = [self.patchers[part.name] for part in parts]
+        wanted = [self._patcher(part) for part in parts]
         for patcher in wanted:
             patcher.watch = watch
         self._loading = True
@@ -43,6 +43,12 @@ class HostArbiter:
             self._loading = False
             for patcher in wanted:
                 patcher.watch = None
+
+    def _patcher(self, part: Part) -> PartPatcher:
+        """Optional parts are opened long after the others, and a file that changed gives a new part of the same name."""
+        if part.name not in self.patchers or self.patchers[part.name].part is not part:
+            self.patchers[part.name] = PartPatcher(part, self)
+        return self.patchers[part.name]
 
     def unloaded(self) -> None:
         """A part left the device."""

@@ -12,6 +12,7 @@ import torch
 
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
+from ..guidance import Bins
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
 from ..latents import empty_latents
@@ -137,7 +138,7 @@ def _render(
 def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
     """The job, checked as far as it can be before a prompt is encoded."""
     video, audio = empty_latents(request.video, request.frame_rate, batch, engine.compression)
-    guidance = request.guidance(engine.blocks)
+    guidance = [Bins.constant(one) for one in request.guidance(engine.blocks)]
     sigmas, schedule = request.noise_levels()
     nothing = Conditioning(torch.zeros(0), torch.zeros(0), ())
     return SampleJob(

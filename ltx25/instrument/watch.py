@@ -9,8 +9,8 @@ A phase has a total in its own unit (layers, bytes, forwards, chunks). `tick` re
 cancel; `within` reports progress inside a unit without counting; `moved` counts bytes between host and device. Phases
 nest. When nothing was told for 0.9 s, a thread of the watch tells every sink that the open phase still runs (`beat`).
 Sinks (terminal, host, run record) decide what to show.
-Phase names: load.read, load.stage, text.tokenize, text.tower, text.project, text.connect, sample, decode.video,
-decode.audio, mux.
+Phase names: load.read, load.stage, text.tokenize, text.tower, text.project, text.connect, text.duration,
+encode.video, encode.audio, sample, upscale, decode.video, decode.audio, mux.
 """
 
 from __future__ import annotations

@@ -20,15 +20,19 @@ from ..checkpoint import Header, TensorInfo, expected
 from ..config.audio import read_audio_config
 from ..config.connector import AUDIO, VIDEO, ConnectorConfig
 from ..config.dit import AUDIO_PROMPT, KEYFRAMES, PROMPT, DiTConfig
+from ..config.duration import DurationConfig
 from ..config.keys import Keys
 from ..config.text import FeatureConfig, TowerConfig
 from ..config.text_layout import PROJECTION
+from ..config.upscaler import read_upscaler_config
 from ..config.video import read_video_config
 from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, EncoderConfig, Resample, VideoVAEConfig
 from ..connector import Connector
 from ..dit import DiT
+from ..duration import DurationHead
 from ..text.features import FeatureProjection
 from ..text.tower import Tower
+from ..upscaler import LatentUpscaler
 from ..video.conv_decoder import ConvDecoder
 from . import metadata as tiny
 
@@ -72,6 +76,15 @@ def audio_vae_tensors() -> Shapes:
     tensors = {**_shapes(lambda: SoundEncoder(config), ""), **_shapes(lambda: SoundDecoder(config), "")}
     tensors["vocoder.mel_stft.stft_fn.inverse_basis"] = tensors["vocoder.mel_stft.stft_fn.forward_basis"]  # stored, never read
     return tensors
+
+
+def upscaler_tensors(config: dict[str, Any]) -> Shapes:
+    return _shapes(lambda: LatentUpscaler(read_upscaler_config(_header(tiny.upscaler_metadata(config, 0)))), "")
+
+
+def duration_tensors() -> Shapes:
+    config = DurationConfig("duration_head.", tiny.VIDEO_WIDTH, tiny.AUDIO_WIDTH, tiny.DURATION_WIDTH, 1, 4, tiny.DURATION_WIDTH)
+    return _shapes(lambda: DurationHead(config), config.prefix)
 
 
 def _shapes(build: Callable[[], nn.Module], prefix: str) -> Shapes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-LAYOUT = 1  # to be raised when names, sizes or weights change: caches of older files are then written anew
+LAYOUT = 2  # to be raised when names, sizes or weights change: caches of older files are then written anew
 
 DIT_BLOCKS = 4
 VIDEO_WIDTH, AUDIO_WIDTH = 64, 32
@@ -39,6 +39,16 @@ def text_encoder_metadata(vocabulary: int) -> dict[str, str]:
 
 def vae_metadata(config: dict[str, Any], seed: int) -> dict[str, str]:
     return {"config": json.dumps(config), "license": license_text(seed), "model_version": "2.5.0"}
+
+
+def duration_metadata(seed: int) -> dict[str, str]:
+    config = {"transformer": {"cross_attention_dim": VIDEO_WIDTH, "audio_cross_attention_dim": AUDIO_WIDTH}, "duration_head": {}}
+    return {"config": json.dumps(config), "license": license_text(seed), "model_version": "2.5.0"}
+
+
+def upscaler_metadata(config: dict[str, Any], seed: int) -> dict[str, str]:
+    """Of the two published files only the spatial one carries a licence."""
+    return {"config": json.dumps(config), **({"license": license_text(seed)} if config["spatial_upsample"] else {})}
 
 
 TRANSFORMER: dict[str, Any] = {
@@ -325,3 +335,10 @@ AUDIO_VAE: dict[str, Any] = {
         },
     },
 }
+
+DURATION_WIDTH = 16
+
+_UPSCALER: dict[str, Any] = {"_class_name": "LatentUpsampler", "in_channels": 128, "mid_channels": 32, "num_blocks_per_stage": 1, "dims": 3}
+# The temporal file's flag and scale are as odd as the published ones.
+SPATIAL_UPSCALER = {**_UPSCALER, "spatial_upsample": True, "temporal_upsample": False, "spatial_scale": 2.0, "rational_resampler": False}
+TEMPORAL_UPSCALER = {**_UPSCALER, "spatial_upsample": False, "temporal_upsample": True, "spatial_scale": 1.0, "rational_resampler": True}

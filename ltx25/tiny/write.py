@@ -11,7 +11,15 @@ import torch
 from ..checkpoint import read_header, write_file
 from ..errors import InputError, LTX25Error
 from . import metadata as tiny
-from .layout import Shapes, audio_vae_tensors, text_encoder_tensors, transformer_tensors, video_vae_tensors
+from .layout import (
+    Shapes,
+    audio_vae_tensors,
+    duration_tensors,
+    text_encoder_tensors,
+    transformer_tensors,
+    upscaler_tensors,
+    video_vae_tensors,
+)
 from .tokenizer import tokenizer_json, vocabulary
 from .weights import make
 
@@ -28,6 +36,9 @@ class TinyFiles:
     video_vae: Path  # with the convolutional decoder
     video_vae_diffusion: Path
     audio_vae: Path
+    spatial_upscaler: Path
+    temporal_upscaler: Path
+    duration_head: Path
 
     @staticmethod
     def below(folder: Path) -> TinyFiles:
@@ -38,6 +49,9 @@ class TinyFiles:
             video_vae=folder / "vae" / "ltx-2.5-tiny-video-vae-conv-bf16.safetensors",
             video_vae_diffusion=folder / "vae" / "ltx-2.5-tiny-video-vae-bf16.safetensors",
             audio_vae=folder / "vae" / "ltx-2.5-tiny-audio-vae-bf16.safetensors",
+            spatial_upscaler=folder / "latent_upscale_models" / "ltx-2.5-tiny-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
+            temporal_upscaler=folder / "latent_upscale_models" / "ltx-2.5-tiny-latent-temporal-upscaler-x2-bf16-1.0.safetensors",
+            duration_head=folder / "model_patches" / "ltx-2.5-tiny-duration-head-bf16.safetensors",
         )
 
 
@@ -58,6 +72,9 @@ def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
         for path, config in ((files.video_vae, tiny.CONV_VAE), (files.video_vae_diffusion, tiny.DIFFUSION_VAE)):
             write_file(path, _weights(video_vae_tensors(config), seed), tiny.vae_metadata(config, seed))
         write_file(files.audio_vae, _weights(audio_vae_tensors(), seed), tiny.vae_metadata(tiny.AUDIO_VAE, seed))
+        for path, config in ((files.spatial_upscaler, tiny.SPATIAL_UPSCALER), (files.temporal_upscaler, tiny.TEMPORAL_UPSCALER)):
+            write_file(path, _weights(upscaler_tensors(config), seed), tiny.upscaler_metadata(config, seed))
+        write_file(files.duration_head, _weights(duration_tensors(), seed), tiny.duration_metadata(seed))
         write_file(files.distilled, distilled, tiny.transformer_metadata(seed))
         write_file(files.transformer, dev, tiny.transformer_metadata(seed))
     except OSError as error:
@@ -69,8 +86,8 @@ def ready(folder: str | Path, seed: int = 0) -> TinyFiles:
     """The set below `folder`, written now unless it is there, whole, and of this version and seed."""
     files = TinyFiles.below(Path(folder))
     try:
-        marks = [read_header(path).metadata.get("license") for path in vars(files).values() if path != files.text_encoder]
-        read_header(files.text_encoder)
+        unmarked = (files.text_encoder, files.temporal_upscaler)  # published without a licence key
+        marks = [header.metadata.get("license") for path in vars(files).values() if (header := read_header(path)) and path not in unmarked]
     except LTX25Error:
         marks = []
     return files if marks and set(marks) == {tiny.license_text(seed)} else write_tiny(folder, seed)

@@ -7,14 +7,29 @@ from .conv_decoder import ConvDecoder
 from .decode import VideoDecoder, decode_video
 from .diffusion_decoder import DiffusionDecoder
 from .encoder import Encoder
+from .statistics import ChannelStatistics
 
 # Tensors of published or known files that decoding does not need, relative to the file's prefix. `type_emb` tags
 # keyframes in later upstream releases; `coarse_*` is a preview head; the statistics beyond two are of other trainings.
-_STATISTICS_UNUSED = ("per_channel_statistics.channel", "per_channel_statistics.mean-of-stds*")
+STATISTICS = "per_channel_statistics."
+STATISTICS_UNUSED = ("channel", "mean-of-stds*")
+_STATISTICS_UNUSED = tuple(STATISTICS + name for name in STATISTICS_UNUSED)
 DECODER_UNUSED = ("encoder.*", "decoder.type_emb", "decoder.coarse_*", *_STATISTICS_UNUSED)
 ENCODER_UNUSED = ("decoder.*", *_STATISTICS_UNUSED)
 
-__all__ = ["DECODER_UNUSED", "ENCODER_UNUSED", "ConvDecoder", "DiffusionDecoder", "Encoder", "VideoDecoder", "build_decoder", "decode_video"]
+__all__ = [
+    "DECODER_UNUSED",
+    "ENCODER_UNUSED",
+    "STATISTICS",
+    "STATISTICS_UNUSED",
+    "ChannelStatistics",
+    "ConvDecoder",
+    "DiffusionDecoder",
+    "Encoder",
+    "VideoDecoder",
+    "build_decoder",
+    "decode_video",
+]
 
 
 def build_decoder(config: ConvDecoderConfig | DiffusionDecoderConfig) -> ConvDecoder | DiffusionDecoder:

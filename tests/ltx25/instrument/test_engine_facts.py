@@ -4,7 +4,7 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
 from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, SampleJob
-from comfyui_ltx25.ltx25.guidance import Guidance
+from comfyui_ltx25.ltx25.guidance import Bins, Guidance
 from comfyui_ltx25.ltx25.instrument import RunRecord, Watch, profile
 from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
@@ -27,7 +27,7 @@ def job(engine):
     text = Conditioning(torch.zeros(1, 1024, config.width), torch.zeros(1, 1024, config.audio_width), ())
     return SampleJob(
         video=torch.zeros(1, config.in_channels, 2, 2, 3), audio=torch.zeros(1, 8, 9, 16), video_mask=None, audio_mask=None, frame_rate=24.0, seed=5,
-        positive=text, negative=text, video_guidance=CFG, audio_guidance=OFF, sigmas=(1.0, 0.7, 0.4, 0.0), schedule=None, sampler="euler", eta=1.0,
+        positive=text, negative=text, video_guidance=Bins.constant(CFG), audio_guidance=Bins.constant(OFF), sigmas=(1.0, 0.7, 0.4, 0.0), schedule=None, sampler="euler", eta=1.0,
         conditions=(),
     )  # fmt: skip
 

@@ -23,6 +23,17 @@ PUBLISHED = {
     "video_vae": ("ltx-2.5-video-vae-conv-bf16", Kind.VIDEO_VAE_CONV),
     "video_vae_diffusion": ("ltx-2.5-video-vae-bf16", Kind.VIDEO_VAE_DIFFUSION),
     "audio_vae": ("ltx-2.5-audio-vae-bf16", Kind.AUDIO_VAE),
+    "spatial_upscaler": ("ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0", Kind.UPSCALER),
+    "temporal_upscaler": ("ltx-2.5-latent-temporal-upscaler-x2-bf16-1.0", Kind.UPSCALER),
+    "duration_head": ("ltx-2.5-duration-head-bf16", Kind.DURATION_HEAD),
+}
+FOLDERS = {
+    "transformer": "diffusion_models",
+    "distilled": "diffusion_models",
+    "text_encoder": "text_encoders",
+    "spatial_upscaler": "latent_upscale_models",
+    "temporal_upscaler": "latent_upscale_models",
+    "duration_head": "model_patches",
 }
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8"}
 
@@ -34,7 +45,7 @@ def header(part):
 def test_the_set_is_the_published_one():
     assert set(PUBLISHED) == set(vars(tiny_files()))
     for part, (name, _) in PUBLISHED.items():
-        folder = {"transformer": "diffusion_models", "distilled": "diffusion_models", "text_encoder": "text_encoders"}.get(part, "vae")
+        folder = FOLDERS.get(part, "vae")
         path = getattr(tiny_files(), part)
         assert path.parent.name == folder
         assert path.stem == re.sub("22b|12b", "tiny", name) or path.stem == name.replace("ltx-2.5-", "ltx-2.5-tiny-")
@@ -65,6 +76,7 @@ def test_metadata_has_the_published_keys(part):
     assert set(metadata) == set(published)
     if "model_version" in published:
         assert metadata["model_version"] == published["model_version"]
+    if "license" in published:
         assert "nothing of a published weight" in metadata["license"]
     if "config" in published:
         assert keys_of(json.loads(metadata["config"])) == keys_of(json.loads(published["config"]))
