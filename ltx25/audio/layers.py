@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...kernels.wide_conv import pack, wide_conv
+from ...kernels.wide_conv import pack, pack_transpose, wide_conv, wide_conv_transpose
 
 NORM_EPS = 1e-6
 
@@ -41,7 +42,7 @@ class CausalConv2d(nn.Module):
         super().__init__()
         self.past = kernel - 1
         self.conv = nn.Conv2d(inputs, outputs, kernel, padding=(0, kernel // 2))
-        self._packed = Packed()
+        self._packed = Derived(pack)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         conv = self.conv
@@ -56,30 +57,49 @@ class Conv1d(nn.Conv1d):
 
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, padding=kernel // 2 * dilation, dilation=dilation)
-        self._packed = Packed()
+        self._packed = Derived(lambda weight: pack(weight[..., None]))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if x.is_cuda:
             weight = self.weight[..., None]
             there = None if residual is None else residual[..., None]
             return wide_conv(
-                x[..., None], weight, self._packed.of(weight), self.bias, *self.padding, *self.dilation, there
+                x[..., None], weight, self._packed.of(self.weight), self.bias, *self.padding, *self.dilation, there
             )[..., 0]
         y = super().forward(x)
         return y if residual is None else y + residual
 
 
-class Packed:
-    """A convolution's weights in the order its kernel reads them, made on first use on a GPU; None where they do not fit."""
+class Upsample1d(nn.ConvTranspose1d):
+    """(B, C, L) -> (B, O, rate * L)."""
 
-    def __init__(self) -> None:
-        self._from: torch.Tensor | None = None
-        self._weight: torch.Tensor | None = None
+    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int) -> None:
+        super().__init__(inputs, outputs, kernel, rate, padding=(kernel - rate) // 2)
+        self._packed = Derived(lambda weight, bias: pack_transpose(weight, bias, *self.stride, *self.padding))
 
-    def of(self, weight: torch.Tensor) -> torch.Tensor | None:
-        if self._from is None or self._from.data_ptr() != weight.data_ptr():
-            self._from, self._weight = weight, pack(weight)
-        return self._weight
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            return wide_conv_transpose(
+                x, self.weight, self._packed.of(self.weight, self.bias), self.bias, *self.stride, *self.padding
+            )
+        return super().forward(x)
+
+
+class Derived:
+    """What a module computes from its weights once, and again when they are replaced."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._sources: tuple[tuple[torch.Tensor, int], ...] = ()
+        self._value: Any = None
+
+    def of(self, *weights: torch.Tensor) -> Any:
+        sources = tuple((weight, weight.data_ptr()) for weight in weights)
+        if len(sources) != len(self._sources) or any(
+            a[0] is not b[0] or a[1] != b[1] for a, b in zip(sources, self._sources, strict=True)
+        ):
+            self._sources, self._value = sources, self._make(*weights)
+        return self._value
 
 
 class ChannelStatistics(nn.Module):

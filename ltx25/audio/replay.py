@@ -20,7 +20,7 @@ class Replay:
     """
 
     def __init__(self) -> None:
-        self._graphs: OrderedDict[tuple[int, ...], _Graph | None] = OrderedDict()
+        self._graphs: OrderedDict[tuple[torch.Size, torch.dtype], _Graph | None] = OrderedDict()
 
     def __call__(
         self, net: Callable[[torch.Tensor, Tick], torch.Tensor], x: torch.Tensor, tick: Tick, ticks: int
@@ -28,22 +28,22 @@ class Replay:
         """The net's output, a tensor of the caller's own. `ticks`: how many times net calls `tick`."""
         if not x.is_cuda or torch.cuda.is_current_stream_capturing():
             return net(x, tick)
-        shape = tuple(x.shape)
-        if shape not in self._graphs:
+        kind = (x.shape, x.dtype)
+        if kind not in self._graphs:
             y = net(x, tick)
-            self._keep(shape, None)
+            self._keep(kind, None)
             return y
-        graph = self._graphs[shape] or _capture(net, x)
-        self._keep(shape, graph)
+        graph = self._graphs[kind] or _capture(net, x)
+        self._keep(kind, graph)
         graph.source.copy_(x)
         graph.graph.replay()
         y = graph.result.clone()
         tick(ticks)
         return y
 
-    def _keep(self, shape: tuple[int, ...], graph: _Graph | None) -> None:
-        self._graphs[shape] = graph
-        self._graphs.move_to_end(shape)
+    def _keep(self, kind: tuple[torch.Size, torch.dtype], graph: _Graph | None) -> None:
+        self._graphs[kind] = graph
+        self._graphs.move_to_end(kind)
         while len(self._graphs) > KEPT:
             self._graphs.popitem(last=False)
 

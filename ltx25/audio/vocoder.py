@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...kernels.snake import REACH, TAPS, snake
+from ...kernels.snake import REACH, TAPS, factors, snake
 from ..config.audio import CHANNELS, AudioConfig, BandwidthConfig, GeneratorConfig
-from .layers import Conv1d, Tick
+from .layers import Conv1d, Derived, Tick, Upsample1d
 from .replay import Replay
 from .resample import sinc_kernel, upsample_held
 from .spans import spans
@@ -75,7 +75,7 @@ class Generator(nn.Module):
         widths = [config.channels >> i for i in range(len(config.rates) + 1)]
         self.conv_pre = Conv1d(config.inputs, widths[0], 7)
         self.ups = nn.ModuleList(
-            nn.ConvTranspose1d(wide, narrow, kernel, rate, padding=(kernel - rate) // 2)
+            Upsample1d(wide, narrow, kernel, rate)
             for wide, narrow, kernel, rate in zip(widths, widths[1:], config.up_kernels, config.rates, strict=False)
         )
         self.resblocks = nn.ModuleList(
@@ -160,9 +160,12 @@ class AntiAliasedSnake(nn.Module):
         self.downsample = nn.Module()
         self.downsample.lowpass = nn.Module()
         self.downsample.lowpass.register_buffer("filter", torch.empty(1, 1, TAPS))
+        self._factors = Derived(factors)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return snake(x, self.act.alpha, self.act.beta, self.upsample.filter, self.downsample.lowpass.filter)
+        return snake(
+            x, *self._factors.of(self.act.alpha, self.act.beta), self.upsample.filter, self.downsample.lowpass.filter
+        )
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:

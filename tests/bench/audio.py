@@ -14,6 +14,7 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.audio.decode import SoundDecoder, decode_audio
 from comfyui_ltx25.ltx25.audio.precision import full_precision
+from comfyui_ltx25.ltx25.audio.replay import Replay
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.audio import read_audio_config
 from comfyui_ltx25.ltx25.instrument import Watch
@@ -69,6 +70,11 @@ def model(tmp_path_factory):
     return model.eval()
 
 
+def forget(model):
+    for net in (model, model.audio_vae.decoder, model.vocoder.vocoder, model.vocoder.bwe_generator):
+        net._replay = Replay()
+
+
 def timed(run):
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -84,8 +90,7 @@ def timed(run):
 def test_decode(model, clip, kernels, monkeypatch):
     if kernels == "reference":
         monkeypatch.setenv("LTX25_KERNELS", kernels)
-    for replay in (model.audio_vae.decoder._replay, model.vocoder.vocoder._replay, model.vocoder.bwe_generator._replay):
-        replay._graphs.clear()
+    forget(model)
     latent = torch.randn(1, 8, CLIPS[clip], 16, device=DEVICE)
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -118,6 +123,7 @@ def test_accuracy(model, monkeypatch):
     latent = torch.randn(1, 8, 26, 16, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))
 
     def decode():
+        forget(model)
         with torch.no_grad(), full_precision():
             mel = model.audio_vae.decoder(latent.to(next(model.parameters()).dtype), silent)
             narrow = model.vocoder.vocoder(mel.transpose(2, 3), silent)

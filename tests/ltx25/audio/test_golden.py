@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from comfyui_ltx25.kernels.snake import snake
+from comfyui_ltx25.kernels.snake import factors, snake
 from comfyui_ltx25.ltx25.audio.decode import decode_audio
 from comfyui_ltx25.ltx25.audio.encode import encode_audio
 from comfyui_ltx25.ltx25.audio.mel import log_mel, mel_filters
@@ -131,9 +131,9 @@ def test_anti_aliased_activation(case):
     off = torch.full_like(beta, 60.0)
     pick = torch.zeros(2, 12)
     pick[0, 5], pick[1, 6] = 1, 1
-    even, odd = (snake(x, alpha, off, kaiser, one) for one in pick)
+    even, odd = (snake(x, *factors(alpha, off), kaiser, one) for one in pick)
     up = torch.stack([even, odd], dim=-1).flatten(-2)
-    compare(case, y=snake(x, alpha, beta, kaiser, kaiser), up=up, kaiser12=kaiser)
+    compare(case, y=snake(x, *factors(alpha, beta), kaiser, kaiser), up=up, kaiser12=kaiser)
 
 
 @pytest.mark.parametrize("case", FAMILIES["resample"])
