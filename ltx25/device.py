@@ -1,4 +1,4 @@
-"""A point in a device's work, to be asked about later without waiting for it."""
+"""What the engine asks of any device: points in its work that can be asked about later, and memory back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,26 @@ class Mark:
         """Whether all work queued before this mark is complete. Never waits."""
         return self._event is None or self._event.query()
 
+    def wait(self) -> None:
+        """Return once the device got there."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def before(self, stream: torch.cuda.Stream) -> None:
+        """What `stream` is given from here on runs behind this mark."""
+        if self._event is not None:
+            stream.wait_event(self._event)
+
     def seconds_since(self, earlier: Mark) -> float:
         """Device seconds between two marks of one device, both done."""
         if self._event is None:
             return self._clock - earlier._clock
         return earlier._event.elapsed_time(self._event) / 1000
+
+
+def release(device: torch.device) -> None:
+    """Give cached, unused device memory back."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

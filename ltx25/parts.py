@@ -23,13 +23,17 @@ from .connector import Connector
 from .dit import KEEP_STORED, DiT
 from .errors import FileError
 from .formats import Held
-from .residency import Part, Piece
+from .residency import Blocks, Part, Piece
 from .text import FeatureProjection, Tower
 from .video import DECODER_UNUSED, build_decoder
 
 log = logging.getLogger(__name__)
 
 TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE, AUDIO_VAE = "text encoder", "connectors", "transformer", "video VAE", "audio VAE"
+
+# Modulation of many blocks is made in one go, ahead of them, so its tables stay.
+DIT_BLOCKS = Blocks("transformer_blocks", KEEP_STORED, lambda dit: dit.streams)
+TOWER_BLOCKS = Blocks("layers")
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,11 @@ class Opened:
     parts: dict[str, Part]
 
 
-def open_parts(files: Files, device: torch.device, precision: str = "auto") -> Opened:
+def open_parts(files: Files, device: torch.device, precision: str = "auto", residency: str = "auto") -> Opened:
     """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model.
 
     precision: "auto" leaves a quantised transformer as its file has it; any other decodes it on load.
+    residency: see Part.
     """
     headers = {field.name: open_file(getattr(files, field.name)) for field in fields(files)}
     for slot, header in headers.items():
@@ -85,13 +90,13 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto") -> O
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
-    return Opened(headers, tower, dit, video, audio, {name: Part(name, some, device) for name, some in pieces.items()})
+    return Opened(headers, tower, dit, video, audio, {name: Part(name, some, device, residency) for name, some in pieces.items()})
 
 
 def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:
     if any(not stored.format.kept for stored in header.stored.values()):
         log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(header.formats), compute)
-    return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held)
+    return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held, DIT_BLOCKS)
 
 
 def _text_pieces(header: Header, tower: TowerConfig, compute: torch.dtype) -> list[Piece]:
@@ -99,7 +104,7 @@ def _text_pieces(header: Header, tower: TowerConfig, compute: torch.dtype) -> li
     layout.check(header)
     features = FeatureConfig.read(header, tower)
     return [
-        Piece("tower", lambda: Tower(tower), header, layout.tower, compute, layout.unused, ()),
+        Piece("tower", lambda: Tower(tower), header, layout.tower, compute, layout.unused, (), blocks=TOWER_BLOCKS),
         Piece("projection", lambda: FeatureProjection(features), header, PROJECTION, compute, (), ()),
     ]
 

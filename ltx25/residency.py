@@ -38,9 +38,11 @@ class Standalone:
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         self._parts += [part for part in parts if part not in self._parts]
         device = parts[0].device
-        missing = [part for part in parts if not part.loaded or part.streams]
         idle = sorted((p for p in self._parts if p.held and p not in parts), key=lambda part: part.held)
-        while idle and free_memory(device) < sum(p.wanted - p.held for p in missing) + activation_bytes:
+        need = activation_bytes + sum(p.wanted - p.held for p in parts if not p.loaded or p.streams)
+        if all(p.loaded for p in parts) and need > free_memory(device) + sum(p.held for p in idle):
+            need = activation_bytes  # what streams now would stream still
+        while idle and free_memory(device) < need:
             idle.pop().unload()
         for part in parts:
             short = activation_bytes - free_memory(device)

@@ -63,6 +63,11 @@ class DiT(nn.Module):
         self.audio_scale_shift_table = nn.Parameter(torch.empty(2, da))
         self.proj_out, self.audio_proj_out = nn.Linear(d, config.out_channels), nn.Linear(da, config.audio_out_channels)
 
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """Those that blocks run on beside the current one."""
+        return () if self._side is None else (self._side,)
+
     def prepare(self, video: Stream | None, audio: Stream | None, device: torch.device, dtype: torch.dtype) -> Geometry:
         """Once per clip: rope tables, timestep levels, marks. Raises InputError for streams whose parts do not fit."""
         return clip.prepare(self.config, video, audio, device, dtype)

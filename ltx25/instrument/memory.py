@@ -70,7 +70,7 @@ def reset_device_peak(device: torch.device) -> None:
 def device_free(device: torch.device) -> int | None:
     """Bytes another allocation could take on `device`, those this process holds in reserve included; CPU: the host's."""
     if device.type == "cuda":
-        return query(lambda: torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        return query(lambda: _cuda_free(device))
     return host_free() if device.type in ("cpu", "mps") else None
 
 
@@ -85,6 +85,14 @@ def is_unified(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(query(lambda: torch.cuda.get_device_properties(device).is_integrated))
     return device.type == "mps"
+
+
+def _cuda_free(device: torch.device) -> int:
+    """The process may have been given a share of the device (torch.cuda.set_per_process_memory_fraction)."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # newer than the API floor
+    return max(0, min(free, int(share * total) - reserved)) + reserved - torch.cuda.memory_allocated(device)
 
 
 def _status(name: str) -> int:

@@ -1,0 +1,164 @@
+"""What the modules of a block hold, as something that can be moved as a whole: into one run of bytes, on another device.
+
+Parameters, buffers, and tensors inside of plain attributes (a weight kept as it is stored, linear.py) are all alike here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+log = logging.getLogger(__name__)
+
+ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Content:
+    """(path, where, key, value) of everything a block holds: the path of a module in it, and which of its dictionaries."""
+
+    def __init__(self, items: Sequence[tuple[str, str, str, Any]]) -> None:
+        self._items = tuple(items)
+
+    @staticmethod
+    def of(block: nn.Module, stay: Sequence[str] = ()) -> Content:
+        """What `block` holds now, but parameters whose name matches a pattern of `stay`."""
+        items: list[tuple[str, str, str, Any]] = []
+        for path, module in block.named_modules():
+            lead = f"{path}." if path else ""
+            for where in ("_parameters", "_buffers"):
+                named = ((key, value) for key, value in vars(module)[where].items() if value is not None)
+                items += [(path, where, key, value) for key, value in named if not any(fnmatchcase(lead + key, p) for p in stay)]
+            items += [(path, "", key, value) for key, value in vars(module).items() if _holds_tensors(value)]
+        return Content(items)
+
+    def put(self, block: nn.Module) -> None:
+        """Let `block`, or another one built alike, hold this."""
+        for path, where, key, value in self._items:
+            module = block.get_submodule(path)
+            (vars(module)[where] if where else vars(module))[key] = value
+
+    def take_from(self, block: nn.Module) -> None:
+        """Leave `block` with everything but the numbers: tensors of this content become empty ones of their shape and dtype."""
+        self.map(lambda tensor: torch.empty_like(tensor, device="meta")).put(block)
+
+    def map(self, change: Change) -> Content:
+        """The same places with every tensor changed."""
+        return Content([(path, where, key, _mapped(value, change)) for path, where, key, value in self._items])
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In an order that `map` keeps."""
+        found: list[torch.Tensor] = []
+
+        def see(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(see)
+        return found
+
+    def placed(self, buffer: torch.Tensor) -> Content:
+        """The same places with views of `buffer` (n,) uint8, one tensor behind the other, unwritten."""
+        at = 0
+
+        def view(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal at
+            start, at = at, at + _room_of(tensor)
+            strides = tensor.stride() if _dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+            return buffer[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).as_strided(tensor.shape, strides)
+
+        return self.map(view)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A block's content as views of one run of bytes."""
+
+    buffer: torch.Tensor
+    content: Content
+
+
+def packed_bytes(content: Content) -> int:
+    return sum(map(_room_of, content.tensors()))
+
+
+def pack(content: Content, buffer: torch.Tensor) -> Packed:
+    """Copy `content` into `buffer` (n,) uint8, wherever that is."""
+    packed = content.placed(buffer)
+    for target, source in zip(packed.tensors(), content.tensors(), strict=True):
+        target.copy_(source, non_blocking=True)
+    return Packed(buffer, packed)
+
+
+def pack_for(content: Content, device: torch.device) -> Packed:
+    """`content` in host memory that `device` can copy from on its own, where it is a CUDA one.
+
+    Registered, not allocated as pinned: pinned allocations are rounded up to a power of two and kept for good.
+    """
+    size = packed_bytes(content)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    if device.type != "cuda":
+        return pack(content, buffer)
+    address = buffer.fill_(0).data_ptr()  # with its pages there, registering them goes faster
+    refused = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    packed = pack(content, buffer)
+    torch.cuda.current_stream(device).synchronize()
+    if refused:
+        log.info("the system pins no more host memory: %d MiB of weights will be copied from pageable memory", size >> 20)
+    else:
+        weakref.finalize(packed, _unregister, address)  # runs before the buffer goes
+    return packed
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _room_of(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one run of memory, in whatever order."""
+    return sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1 == math.prod(tensor.shape)
+
+
+def _holds_tensors(value: Any) -> bool:
+    found: list[torch.Tensor] = []
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(value, see)
+    return bool(found)
+
+
+def _mapped(value: Any, change: Change) -> Any:
+    """`value` with every tensor in it changed; the same object where there is none."""
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(change(value.detach()), requires_grad=False)
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_mapped(part, change) for part in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if not hasattr(value, "__dict__") or isinstance(value, (nn.Module, type)) or callable(value):
+        return value
+    parts = {key: _mapped(part, change) for key, part in vars(value).items()}
+    if all(parts[key] is part for key, part in vars(value).items()):
+        return value
+    made = copy.copy(value)
+    vars(made).update(parts)
+    return made

@@ -1,0 +1,345 @@
+"""Parts of an engine: modules that one phase needs together, and where their weights are.
+
+A part is loaded whole, or, where it has a stack of blocks and the device has no room for all of them, with as many blocks
+on the device as fit and the others taking turns (streaming.py). A part that has to give memory back gives whole blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from .checkpoint import Header, check, fill, held_bytes, read_tensors
+from .device import release
+from .formats import Held
+from .instrument import Phase, Watch
+from .instrument.memory import host_free, is_unified
+from .streaming import SLOTS, BlockStack
+
+HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybody else
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A module's stack of blocks. path: of its ModuleList; stay: patterns of block parameters that never leave the device.
+
+    lanes(module): the streams blocks run on beside the current one.
+    """
+
+    path: str
+    stay: tuple[str, ...] = ()
+    lanes: Callable[[nn.Module], Sequence[torch.cuda.Stream]] = lambda module: ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One module of a part and the tensors of a file that fill it.
+
+    dtype: what floating tensors become on the device; keep: patterns of parameters that stay as stored.
+    unused: patterns of tensors below the prefix that belong to other parts or that no part needs.
+    held: what becomes of quantised weights. blocks: what may be streamed of it.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    header: Header
+    prefix: str
+    dtype: torch.dtype
+    unused: tuple[str, ...]
+    keep: tuple[str, ...]
+    held: Held = Held.EXACT
+    blocks: Blocks | None = None
+
+    def on_meta(self) -> nn.Module:
+        with torch.device("meta"):
+            return self.build()
+
+
+class Part:
+    """A loadable group of modules, at most one of which has blocks that may be streamed.
+
+    bytes: what it holds on the device when all of it is there; least: when its blocks take turns, slots included.
+    read_bytes: of its files. residency: "resident" never streams, "stream" keeps no block, "auto" keeps what fits.
+    """
+
+    def __init__(self, name: str, pieces: Sequence[Piece], device: torch.device, residency: str = "auto") -> None:
+        """Builds on meta and checks names and shapes against the files; raises FileError. Reads no weights."""
+        self.name = name
+        self.device = device
+        self.pieces = tuple(pieces)
+        self.residency = residency
+        self.unloading: list[Callable[[], None]] = []  # called before weights go: who built on their addresses
+        self.bytes = 0
+        self.read_bytes = 0
+        self._block_bytes: tuple[int, ...] = ()
+        self._block_read: tuple[int, ...] = ()
+        self._modules: dict[str, nn.Module] = {}
+        self._stack: BlockStack | None = None
+        self._blocks_file: _BlocksFile | None = None
+        self._loaded = False
+        for piece in self.pieces:
+            module = piece.on_meta()
+            places = check(module, piece.header, piece.prefix, piece.unused)
+            self.read_bytes += sum(map(piece.header.bytes_of, places))
+            self.bytes += held_bytes(module, piece.header, places, piece.dtype, piece.held)
+            if piece.blocks is not None:
+                self._measure(piece, module)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a phase may use it now."""
+        return self._loaded
+
+    @property
+    def streams(self) -> bool:
+        """Whether blocks take turns on the device."""
+        return self._stack is not None and self._stack.streams
+
+    @property
+    def least(self) -> int:
+        """Bytes on the device of the smallest form its residency allows."""
+        if self.residency == "resident" or not self._block_bytes:
+            return self.bytes
+        return self.bytes - sum(self._block_bytes) + min(SLOTS, len(self._block_bytes)) * max(self._block_bytes)
+
+    @property
+    def wanted(self) -> int:
+        """Bytes on the device of the largest form its residency allows."""
+        return self.least if self.residency == "stream" else self.bytes
+
+    @property
+    def held(self) -> int:
+        """Bytes on the device now."""
+        if not self._modules:
+            return 0
+        if self._stack is None:
+            return self.bytes
+        away = sum(size for block, size in enumerate(self._block_bytes) if block not in self._stack.kept)
+        slots = min(SLOTS, len(self._block_bytes)) * max(self._block_bytes) if self.streams else 0
+        return self.bytes - away + max(slots, self._stack.slot_bytes)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        """A module of a loaded part."""
+        if not self._loaded:
+            raise RuntimeError(f"part {self.name} is not loaded; the arbiter must make it ready first")
+        return self._modules[name]
+
+    def load(self, watch: Watch, budget: int | None = None) -> None:
+        """Read the weights onto the device, at most `budget` bytes of them where that is possible; None: all.
+
+        A part that is loaded stays as it is, unless it streams and now fits whole. A cancel or error inside leaves the part
+        unloaded and its memory free.
+        """
+        kept = self._fitting(budget)
+        if self._loaded and not (self.streams and kept == len(self._block_bytes)):
+            return
+        try:
+            if self._modules or kept < len(self._block_bytes):
+                self._load_blocks(kept, watch)
+            else:
+                self._load_whole(watch)
+        except BaseException:
+            self.unload()
+            raise
+        self._loaded = True
+
+    def shrink(self, size: int) -> int:
+        """Take at least `size` bytes of blocks off the device and return how many, or return 0 where that cannot be.
+
+        The part is to be loaded again before its next use, which then reads what is missing, or lets blocks take turns.
+        """
+        kept = [] if self._stack is None or self.residency == "resident" else sorted(self._stack.kept)
+        going = []
+        while kept and sum(self._block_bytes[block] for block in going) < size:
+            going.append(kept.pop())
+        freed = sum(self._block_bytes[block] for block in going)
+        if freed < size:
+            return 0
+        self._forget()
+        self._stack.end()
+        for block in going:
+            self._stack.drop(block)
+        self._loaded = False
+        release(self.device)
+        return freed
+
+    def unload(self) -> None:
+        """Drop the weights; device memory returns to the allocator and from there to the device."""
+        if not self._modules:
+            return
+        self._forget()
+        if self._stack is not None:
+            self._stack.end()
+        self._stack, self._modules, self._loaded = None, {}, False
+        release(self.device)
+
+    def during(self, phase: Phase) -> AbstractContextManager[None]:
+        """To be open while a phase uses the part: a phase learns what was streamed for it, and a cancel acts on waits."""
+        return self._stack.during(phase) if self.streams else nullcontext()
+
+    # How
+
+    def _measure(self, piece: Piece, module: nn.Module) -> None:
+        held, read = [], []
+        for number, block in enumerate(module.get_submodule(piece.blocks.path)):
+            places = check(block, piece.header, _block_prefix(piece, number))
+            held.append(held_bytes(block, piece.header, places, piece.dtype, piece.held))
+            read.append(sum(map(piece.header.bytes_of, places)))
+        self._block_bytes, self._block_read = tuple(held), tuple(read)
+
+    def _fitting(self, budget: int | None) -> int:
+        """How many blocks may stay on the device."""
+        blocks = len(self._block_bytes)
+        if blocks == 0 or self.residency == "resident":
+            return blocks
+        if self.residency == "stream":
+            return 0
+        if budget is None or budget >= self.bytes:
+            return blocks
+        return max(0, min(blocks - 1, (budget - self.least) // max(self._block_bytes)))
+
+    def _forget(self) -> None:
+        for forget in self.unloading:
+            forget()
+
+    def _load_whole(self, watch: Watch) -> None:
+        with watch.phase("load.read", total=self.read_bytes, unit="byte", part=self.name, residency="resident") as phase:
+            read = self._reader(phase)
+            for piece in self.pieces:
+                module = piece.on_meta()
+                if piece.blocks is not None:
+                    self._stack = self._stacked(piece, module)
+                    self._stack.keep(range(len(self._stack)))
+                fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
+                self._modules[piece.name] = module.eval()
+
+    def _load_blocks(self, kept: int, watch: Watch) -> None:
+        """Fill what is missing, with `kept` blocks on the device in the end and the others elsewhere."""
+        every = range(len(self._block_bytes))
+        stay = _staying(every, frozenset() if self._stack is None else self._stack.kept, kept)
+        turns = [block for block in every if block not in stay]
+        parking = self._host_has_room(sum(self._block_bytes[block] for block in turns))
+        facts = {"residency": "stream", "kept_blocks": kept, "source": "host memory" if parking else "file"} if turns else {"residency": "resident"}
+        with watch.phase("load.read", total=0, unit="byte", part=self.name, **facts) as phase:
+            there = frozenset() if self._stack is None else self._stack.kept | self._stack.parked
+            phase.total = sum(self._block_read[block] for block in every if block not in there and (parking or block in stay))
+            if not self._modules:
+                phase.total += self.read_bytes - sum(self._block_read)
+            read = self._reader(phase)
+            if not self._modules:
+                for piece in self.pieces:
+                    self._modules[piece.name] = self._without_blocks(piece, read).eval()
+            self._stack.end()
+            with self._blocks_file.told(read):
+                for block in turns:
+                    if block in self._stack.kept:
+                        self._stack.drop(block)
+                for block in every:
+                    if block in stay and block not in self._stack.kept:
+                        self._stack.fetch(block)
+                    elif block in turns and parking and block not in self._stack.parked:
+                        self._stack.park(block)
+        if turns:
+            self._stack.begin()
+
+    def _without_blocks(self, piece: Piece, read: Callable[[int], None]) -> nn.Module:
+        """The module filled but for what of its blocks may leave the device."""
+        module = piece.on_meta()
+        if piece.blocks is None:
+            fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
+            return module
+        above, _, name = piece.blocks.path.rpartition(".")
+        owner, blocks = module.get_submodule(above), module.get_submodule(piece.blocks.path)
+        setattr(owner, name, nn.ModuleList())
+        fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, (*piece.unused, f"{piece.blocks.path}.*"), piece.keep, piece.held)
+        setattr(owner, name, blocks)
+        self._fill_staying(piece, blocks)
+        self._stack = self._stacked(piece, module)
+        return module
+
+    def _fill_staying(self, piece: Piece, blocks: nn.ModuleList) -> None:
+        """Read the parameters of blocks that never leave the device: few, and as they are stored."""
+        places: dict[str, tuple[nn.Module, str]] = {}
+        for number, block in enumerate(blocks):
+            for name, _ in block.named_parameters():
+                if any(fnmatchcase(name, pattern) for pattern in piece.blocks.stay):
+                    path, _, leaf = name.rpartition(".")
+                    places[_block_prefix(piece, number) + name] = (block.get_submodule(path), leaf)
+        infos = {name: piece.header.tensors[name] for name in places}
+        tensors = {name: torch.empty(info.shape, dtype=info.dtype, device=self.device) for name, info in infos.items()}
+        read_tensors(piece.header, tensors, lambda n: None)
+        for name, (owner, leaf) in places.items():
+            owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
+
+    def _stacked(self, piece: Piece, module: nn.Module) -> BlockStack:
+        self._blocks_file = _BlocksFile(piece, self.device)
+        lanes = piece.blocks.lanes
+        return BlockStack(module.get_submodule(piece.blocks.path), self.device, piece.blocks.stay, self._blocks_file.read, lambda: lanes(module))
+
+    def _reader(self, phase: Phase) -> Callable[[int], None]:
+        started = time.monotonic()
+
+        def read(n: int) -> None:
+            done = phase.done + n
+            rate = done / max(time.monotonic() - started, 1e-9)
+            phase.tick(n, f"{self.name} {done / 1e9:.2f}/{phase.total / 1e9:.2f} GB - {rate / 1e9:.1f} GB/s")
+
+        return read
+
+    def _host_has_room(self, size: int) -> bool:
+        """Whether blocks may be parked: never where device and host are one memory."""
+        free = host_free()
+        return not is_unified(self.device) and (free is None or free - size >= HOST_SPARE)
+
+
+class _BlocksFile:
+    """Reads single blocks of a piece."""
+
+    def __init__(self, piece: Piece, device: torch.device) -> None:
+        self._piece = piece
+        self._device = device
+        self._blank: nn.ModuleList | None = None  # the blocks on meta
+        self._told: Callable[[int], None] | None = None
+
+    @contextlib.contextmanager
+    def told(self, read: Callable[[int], None]) -> Iterator[None]:
+        """Inside, bytes are counted by `read`, which may raise, and the file is not expected to be read again."""
+        self._told = read
+        try:
+            yield
+        finally:
+            self._told = None
+
+    def read(self, number: int) -> nn.Module:
+        """Block `number` on the device, apart from the model."""
+        piece = self._piece
+        if self._blank is None:
+            self._blank = piece.on_meta().get_submodule(piece.blocks.path)
+        block = copy.deepcopy(self._blank[number])
+        told, again = self._told or (lambda n: None), self._told is None
+        fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
+        return block
+
+
+def _block_prefix(piece: Piece, number: int) -> str:
+    return f"{piece.prefix}{piece.blocks.path}.{number}."
+
+
+def _staying(every: Sequence[int], there: frozenset[int], count: int) -> frozenset[int]:
+    """`count` of the blocks to keep on the device, best of those that are there already."""
+    if len(there) >= count:
+        return frozenset(_spread(sorted(there), count))
+    return there | frozenset(_spread([block for block in every if block not in there], count - len(there)))
+
+
+def _spread(blocks: Sequence[int], count: int) -> list[int]:
+    """`count` of `blocks`, evenly: while one that stays runs, the next one that does not has time to come."""
+    return [block for at, block in enumerate(blocks) if (at + 1) * count // len(blocks) > at * count // len(blocks)]
