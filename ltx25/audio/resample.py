@@ -22,7 +22,7 @@ def resample(wave: torch.Tensor, source: int, target: int) -> torch.Tensor:
     kernel, reach = sinc_kernel(source, target)
     step = source // math.gcd(source, target)
     padded = F.pad(wave.reshape(-1, 1, wave.shape[-1]), (reach, reach + step))
-    out = polyphase(padded, kernel.to(wave), step)
+    out = polyphase(padded, kernel.to(wave.dtype).to(wave.device), step)
     wanted = -(-wave.shape[-1] * target // source)
     return out[..., :wanted].reshape(*wave.shape[:-1], wanted)
 
