@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config.video_layout import ConvDecoderConfig
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
-from ..video.canvas import Crop
-from ..video.conv_plan import conv_plan, usual_chunk
-from ..video.diffusion_plan import choose, diffusion_plans
+from ..working import SOUND, TEXT_TOKENS, connecting_bytes, decoding_bytes, sampling_bytes
 from .history import Run
 from .models import Models
-
-ROWS_OF_WIDTH = 14  # rows of a block's width that live at once, per leg and token: residual, normed, the MLP's inner layer
-SOUND = 64 << 20  # bytes of the vocoder's widest stages for a few seconds
-TEXT_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -37,24 +30,15 @@ class Footprint:
         pixels = self.latent.pixels(models.compression)
         frames = self.batch * pixels.frames * pixels.height * pixels.width * 3 * 4  # float32 output, held from decode to mux
         if phase == "sample":
-            dit = models.dit
-            width = self.latent.tokens * dit.width + self.sound.tokens * dit.audio_width
-            return {"device": ROWS_OF_WIDTH * self.rows * self.batch * width * itemsize, "host": 0}
+            tokens = {"video": self.latent.tokens, "audio": self.sound.tokens}
+            return {"device": sampling_bytes(models.dit, tokens, self.rows, self.batch, itemsize), "host": 0}
         if phase == "decode.video":
-            return {"device": _decode(models, self.latent, itemsize, device, room), "host": frames}
+            return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
         if phase == "decode.audio":
             return {"device": SOUND * self.batch, "host": frames}
         if phase in ("text.tower", "text.project"):
             return {"device": text_bytes(models.tower, TEXT_TOKENS, itemsize), "host": 0}
-        return {"device": TEXT_TOKENS * models.connectors.video.width * 16 * itemsize, "host": 0}
-
-
-def _decode(models: Models, latent: VideoLatentShape, itemsize: int, device: str, room: int | None) -> int:
-    if isinstance(models.video, ConvDecoderConfig):
-        return conv_plan(models.video, latent, room, itemsize, usual_chunk(device)).bytes
-    canvas = Crop.of(models.video, latent).canvas
-    frames = latent.pixels(models.compression).frames
-    return choose(diffusion_plans(models.video, canvas, frames, itemsize, tiled=True), room).bytes
+        return {"device": connecting_bytes(models.connectors, itemsize), "host": 0}
 
 
 def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], list[tuple[float, float]]]:
