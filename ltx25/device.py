@@ -47,3 +47,10 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on any device."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )

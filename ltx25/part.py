@@ -163,7 +163,7 @@ class Part:
         freed = sum(self._block_bytes[block] for block in going)
         if freed < size:
             return 0
-        self._forget()
+        self.forget()
         self._stack.end()
         for block in going:
             self._stack.drop(block)
@@ -171,11 +171,16 @@ class Part:
         release(self.device)
         return freed
 
+    def forget(self) -> None:
+        """Have everything dropped that was built on the addresses of the weights."""
+        for forget in self.unloading:
+            forget()
+
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
         if not self._modules:
             return
-        self._forget()
+        self.forget()
         if self._stack is not None:
             self._stack.end()
         self._stack, self._modules, self._loaded = None, {}, False
@@ -205,10 +210,6 @@ class Part:
         if budget is None or budget >= self.bytes:
             return blocks
         return max(0, min(blocks - 1, (budget - self.least) // max(self._block_bytes)))
-
-    def _forget(self) -> None:
-        for forget in self.unloading:
-            forget()
 
     def _load_whole(self, watch: Watch) -> None:
         with watch.phase("load.read", total=self.read_bytes, unit="byte", part=self.name, residency="resident") as phase:

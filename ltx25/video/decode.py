@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
+from ..device import is_out_of_memory
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape
-from .device import is_out_of_memory
 from .output import FrameOutput, Part
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from ..config.video_layout import EncoderConfig, Resample
+from ..device import is_out_of_memory
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoShape
-from .device import is_out_of_memory
 from .frames import Activated, Convolved, FrameConv, Settled, Stage, Tapped, between_margins, take, with_margins
 from .pace import Pace
 from .residual import ResBlocks
