@@ -34,9 +34,11 @@ class Registry:
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[tuple, EngineHandle] = weakref.WeakValueDictionary()
         self._held: tuple[tuple, EngineHandle] | None = None
+        self._leaving: HostArbiter | None = None
 
     def open(self, files: Files, options: Options) -> EngineHandle:
         """The engine of these files as they are now; headers are read, weights are not. Raises FileError, InputError."""
+        self._leaving = None
         key = (tuple(stamp(path) for path in astuple(files)), options)
         if self._held is not None and self._held[0] != key:
             self._held = None
@@ -52,10 +54,14 @@ class Registry:
         engine_ref = weakref.ref(engine)
 
         def freed() -> None:
+            if (engine := engine_ref()) is None:
+                return
+            engine.detach()
+            # The host is walking its list of models right now and looks at each patcher once more after this call: they
+            # stay, empty, until the next engine is opened.
+            self._leaving = engine.arbiter
             if self._held is not None and self._held[0] == key:
                 self._held = None
-            if (engine := engine_ref()) is not None:
-                engine.detach()
 
         return freed
 

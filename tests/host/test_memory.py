@@ -48,6 +48,20 @@ def test_freeing_everything_drops_every_part_and_tells_the_engine(protocol):
     assert not loaded(protocol["only our phases load"]), "the host alone never brings a part back"
 
 
+def test_blocks_are_given_back_by_the_gigabyte_and_come_again(protocol):
+    assert protocol["blocks whole"] == 44
+    given = protocol["blocks given"]
+    assert 4 <= given["held"] < 44 and given["listed"] == ["blocks"] and given["native"] == 22 and given["free"] >= 20
+    assert protocol["blocks back"] == {"held": 44, "native": 22}, "there is room for both by now"
+
+
+def test_m5_a_small_card_keeps_what_fits_beside_the_working_memory_and_no_one_leaves_for_more(protocol):
+    small = protocol["blocks on a small card"]
+    assert 4 < small["held"] < 24 and small["left"] >= 4 and small["room"] >= 23
+    assert small["size"] == small["held"], "what streams is content: others may stay"
+    assert protocol["stays"] == small["held"]
+
+
 def models(host):
     return json.loads(host.run({"m": {"class_type": "ProbeModels", "inputs": {}}}).outputs["m"]["models"][0])
 
@@ -101,3 +115,13 @@ def test_the_engine_of_a_checkpoint_that_was_switched_away_from_is_gone(tiny, ho
         assert host.run(prompt).ok
     names = [entry["name"] for entry in models(host)]
     assert sorted(names) == sorted(set(names)), "weights of an engine that nobody can reach"
+
+
+def test_free_between_prompts_leaves_a_server_that_works_with_and_without_cached_nodes(host, api, find):
+    prompt = api("text_to_video_distilled_tiny")
+    for seed, free_memory in ((501, True), (502, True), (503, False), (504, True)):
+        prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = seed
+        assert host.run(prompt, timeout=60).ok
+        host.free(unload_models=True, free_memory=free_memory)
+        assert models(host) == []
+    assert "free_memory(1e30" not in host.log(), "the host's own unloading failed"
