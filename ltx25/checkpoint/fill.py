@@ -154,7 +154,14 @@ def held_bytes(module: nn.Module, header: Header, places: Mapping[str, Slice], d
     kept = _kept(module, header, places, held)
     dense = sum(tensor.numel() * dtype.itemsize for name, tensor in module.state_dict(keep_vars=True).items() if name not in kept)
     sources = (name for names in kept.values() for name in names)
-    return dense + sum(header.bytes_of(name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
+    return dense + sum(_held_as_stored(header, name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
+
+
+def _held_as_stored(header: Header, name: str) -> int:
+    """A scale is held per row, also where the file has one for all rows."""
+    parts = header.stored[name].parts
+    weight = parts["weight"].end - parts["weight"].begin
+    return weight + (4 * header.tensors[name].shape[0] if "scale" in parts else 0)
 
 
 def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None], reread: bool = False) -> None:
