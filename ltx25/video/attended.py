@@ -18,10 +18,9 @@ from ...kernels.add_rms_norm import add_rms_norm
 from ...kernels.head_norm_rope import Rope, head_norm_rope
 from ...kernels.neighborhood_attention import Place, Triple, na3d
 from ...kernels.swiglu import gated
+from .diffusion_plan import TOKENS_TOGETHER
 from .frames import Stage, between_margins, with_margins
 from .na_blocks import EPS, Affine, ContextBlock, PixelBlock
-
-_TOKENS = 1 << 18
 
 
 class Context(Protocol):
@@ -88,7 +87,7 @@ class Attended(Stage):
         self._heads = (channels // block.attn.head_dim, block.attn.head_dim)
         self._rope = angles
         self._q_gain, self._k_gain = block.attn.gains()
-        self._together = max(1, _TOKENS // (height * width))  # frames: what lies between two linears stays small
+        self._together = max(1, TOKENS_TOGETHER // (height * width))  # frames: what lies between two linears stays small
         self._read = 0  # frames of the input seen
         self._x = self.nothing  # input frames seen whose output is still to be made
         self._q = self._k = self._v = self._head_frames(0)  # of frames whose output is to be made; of frames still seen
@@ -97,23 +96,30 @@ class Attended(Stage):
         return self.nothing.new_empty(frames, *self.nothing.shape[1:3], *self._heads)
 
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
-        out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
+        if to - self.at <= self._slab:  # in the memory of what was read
+            x = self._step(self.at, to, lead)
+            return between_margins(x[lead : lead + to - self.at], lead, trail) if trail else x[: lead + to - self.at]
+        out = self.nothing
         for first in range(self.at, to, self._slab):
             stop = min(first + self._slab, to)
+            x = self._step(first, stop, 0)
+            if first == self.at:  # not before: while a stage waits for the ones before it, it holds as little as it can
+                out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
             begin = lead + first - self.at
-            self._step(first, stop, out[begin : begin + stop - first])
-            self._breathe()
+            out[begin : begin + stop - first] = x[: stop - first]
         return out
 
-    def _step(self, first: int, stop: int, out: torch.Tensor) -> None:
-        """Make frames first to stop into `out`; `first` is the first frame not made yet."""
+    def _step(self, first: int, stop: int, lead: int) -> torch.Tensor:
+        """Make frames first to stop, `first` being the first frame not made yet; behind `lead` frames of margin."""
         need, low = max(self._read, self._start(stop - 1) + self._size), self._start(first)
         old, kept, n = self._read - first, self._read - low, stop - first
-        x = self.before.advance(need, old, 0)
+        buffer = self.before.advance(need, lead + old, 0)
+        x = buffer[lead:]
         x[:old], self._x = self._x, self.nothing
+        self._announce(self._read, need)
         q, k, v = self._head_frames(need - first), self._head_frames(need - low), self._head_frames(need - low)
         q[:old], k[:kept], v[:kept] = self._q, self._k, self._v
-        self._announce(self._read, need)
+        self._q = self._k = self._v = self._head_frames(0)
         for begin in range(old, need - first, self._together):
             end = min(begin + self._together, need - first)
             keys = slice(first + begin - low, first + end - low)
@@ -122,11 +128,12 @@ class Attended(Stage):
         made = na3d(q[None, :n], k[None], v[None], self._window, 1.0, Place(first, low, self.length), self._block.attn.bound)[0]
         later = self._start(stop) - low if stop < self.length else need - low
         self._q, self._k, self._v = q[n:].clone(), k[later:].clone(), v[later:].clone()
+        self._x, self._read = x[n:].clone(), need
         del q, k, v
         for begin in range(0, n, self._together):
-            here = slice(begin, min(begin + self._together, n))
-            self._leave(x[here], made[here], out[here])
-        self._x, self._read = x[n:].clone(), need
+            self._leave(x[begin : min(begin + self._together, n)], made[begin : begin + self._together])
+        self._breathe()
+        return buffer
 
     def _enter(self, x: torch.Tensor, first: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """New input frames from `first` on, to queries, keys and values."""
@@ -143,13 +150,13 @@ class Attended(Stage):
         """What is added to the frames x from `first` on before the block proper: (tokens, C)."""
         return None
 
-    def _leave(self, x: torch.Tensor, made: torch.Tensor, out: torch.Tensor) -> None:
-        """Frames x and what attention made of them, to the block's output."""
+    def _leave(self, x: torch.Tensor, made: torch.Tensor) -> None:
+        """Frames x and what attention made of them, to the block's output, in place."""
         attn, mlp, affine = self._block.attn, self._block.mlp, self._affines[1]
         flat = x.view(-1, x.shape[-1])
         update = F.linear(made.view(flat.shape), attn.proj.weight, attn.proj.bias)
         hidden = gated(add_rms_norm(flat, update, affine.gain, affine.shift, EPS), mlp.w_gate.weight, mlp.w_up.weight)
-        torch.addmm(flat, hidden, mlp.w_down.weight.T, out=out.view(flat.shape))
+        flat.addmm_(hidden, mlp.w_down.weight.T)
 
     def _start(self, frame: int) -> int:
         """First frame that queries of `frame` see."""

@@ -10,7 +10,7 @@ from ..shapes import VideoLatentShape
 
 _CHUNK = 32  # frames at a time on a GPU, where larger pieces run faster
 _CHUNK_ELSEWHERE = 8  # where a chunk takes seconds, smaller ones show progress and take a cancel sooner
-_LIVE = 3.3  # tensors of one residual block alive at once: skip, input and output of a convolution, and its workspace
+_LIVE = 3.05  # tensors of one residual block alive at once: skip, input and output of a convolution
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,38 @@ def conv_plan(config: ConvDecoderConfig, shape: VideoLatentShape, free: int | No
 
 
 def peak_bytes(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int, itemsize: int) -> int:
-    """Working memory of a streamed decode, weights excluded: the largest of what each block needs for its first pull.
+    """Working memory of a streamed decode, weights excluded: the most that one block needs, what the convolutions keep from
+    one pull to the next, and the frames made before.
 
-    The first pull is the largest: every convolution then reads one frame more than it makes.
+    In the first pull every convolution reads one frame more than it makes, and blocks nearer to the pixels keep nothing
+    yet; in later ones all blocks keep their last frames, and read as many as they make.
     """
-    peaks = []
-    frames = min(chunk, shape.pixels(config.compression).frames)
+    clip = length = shape.pixels(config.compression).frames
+    frames = later = min(chunk, clip)
     height, width = shape.height * prod(_strides(config, 1)), shape.width * prod(_strides(config, 2))
     channels = config.width
-    peaks.append(frames * height * width * (3 * config.patch**2 * 3 * (itemsize + 4) / itemsize))  # frames, mapped
-    frames += 1
+    pixels = frames * height * width * 3 * config.patch**2
+    needs: list[tuple[float, float, float]] = [(0, 0, 2 * height * width * channels)]  # (first pull, later ones, kept)
+    frames = min(frames + 1, length)
     for block in reversed(config.blocks):
         if isinstance(block, Resample):
             t, h, w = block.stride
-            made = frames * height * width * channels
-            frames, height, width, channels = (frames + t - 1) // t + 1, height // h, width // w, channels * block.multiplier
-            peaks.append(2 * made + frames * height * width * channels)
+            made = 2 * height * width * channels  # per frame: before and after unfolding
+            height, width, channels = height // h, width // w, channels * block.multiplier
+            read = height * width * channels
+            length = (length + t - 1) // t
+            before, later_before = min((frames + t - 1) // t + 1, length), -(-later // t)
+            needs.append((frames * made + before * read, later * made + (later_before + 2) * read, 2 * read))
+            frames, later = before, later_before
         else:
-            frames += 2 * block.layers
-            peaks.append(_LIVE * frames * height * width * channels)
-    return int(max(peaks) * itemsize)
+            frames = min(frames + 2 * block.layers, length)
+            size = height * width * channels
+            needs.append((_LIVE * frames * size, _LIVE * (later + 2) * size, 6 * block.layers * size))
+    if chunk >= clip:  # one pull: nothing is kept
+        return int(max(need for need, _, _ in needs) * itemsize)
+    first = max(need + sum(kept for _, _, kept in needs[index + 1 :]) + own / 2 for index, (need, _, own) in enumerate(needs))
+    again = max(need for _, need, _ in needs) + sum(kept for _, _, kept in needs)
+    return int((pixels + max(first, again)) * itemsize)
 
 
 def _strides(config: ConvDecoderConfig, axis: int) -> list[int]:

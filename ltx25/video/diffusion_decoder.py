@@ -92,26 +92,25 @@ class DiffusionDecoder(nn.Module):
         """
         self._prepare()
         crop = Crop.of(self.config, VideoLatentShape(*latent.shape[1:]))
-        features = self._features(self._padded(latent, crop), breathe)
+        whole = [self._features(self._padded(latent, crop), breathe)]
+        fine = whole[0].shape[1] // crop.canvas.height  # feature cells per latent cell
         for rows in plan.rows:
             for columns in plan.columns:
+                # A copy for every tile, because blocks work in place; a single one is handed over, to be freed once it is used up.
+                features = Given(whole.pop() if plan.tiles == 1 else _cut(whole[0], rows, columns, fine))
                 yield from self._tile(features, noise, plan, crop, rows, columns, breathe)
 
     def _tile(
-        self, features: torch.Tensor, noise: Noise, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
+        self, features: Given, noise: Noise, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
     ) -> Iterator[Part]:
         """One tile of the canvas, cropped to the clip."""
         side = self.compression.side
-        fine = features.shape[1] // crop.canvas.height  # feature cells per latent cell
-        here = features
-        if plan.tiles > 1:  # a copy: blocks work in place
-            here = features[:, rows.start * fine : rows.stop * fine, columns.start * fine : columns.stop * fine].clone(memory_format=torch.contiguous_format)
         area = slice(rows.start * side, rows.stop * side), slice(columns.start * side, columns.stop * side)
-        cells = NoiseCells(noise, *area, self.config.patch, features.new_empty(0, dtype=self._noise_dtype))
-        stage = self._denoised(here, cells, plan, breathe)
+        cells = NoiseCells(noise, *area, self.config.patch, features.nothing.new_empty(0, dtype=self._noise_dtype))
+        stage = self._denoised(features, cells, plan, breathe)
         share = None
         if plan.tiles > 1:
-            share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.device)
+            share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.nothing.device)
         for first, stop in plan.chunks:
             pixels = stage.advance(stop, 0, 0)
             yield crop.cut(Part(first, rows.start * side, columns.start * side, pixels, share), side)
@@ -144,11 +143,11 @@ class DiffusionDecoder(nn.Module):
         upsample = self.decoder.upsamples[number]
         return Unfolded(Projected(upsample.proj, stage), upsample.stride)
 
-    def _denoised(self, features: torch.Tensor, cells: Stage, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
+    def _denoised(self, features: Given, cells: Stage, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
         """Noise cells to frames (F, H, W, 3), one pass of the last stage per step."""
         network, config = self.decoder, self.config
         times, angles = self._times(), self._angles(cells)
-        context, state = self._context(Given(features), cells.length, plan, breathe), cells
+        context, state = self._context(features, cells.length, plan, breathe), cells
         for step, (now, later) in enumerate(zip(times, [*times[1:], 0.0], strict=True)):
             last = config.output == "x0" and later == 0  # then the prediction is the answer
             tap: deque[torch.Tensor] = deque()
@@ -163,7 +162,7 @@ class DiffusionDecoder(nn.Module):
             state = predicted if last else Euler(predicted, tap, config.output, now, later)
         return Unfolded(state, (1, config.patch, config.patch))
 
-    def _context(self, features: Stage, frames: int, plan: DiffusionPlan, breathe: Callable[[], None]) -> Context:
+    def _context(self, features: Given, frames: int, plan: DiffusionPlan, breathe: Callable[[], None]) -> Context:
         """The last context stage for all blocks of all steps."""
         number, readers = len(self.decoder.det_stages) - 1, self.config.steps * len(self.decoder.diff_blocks)
         if not plan.resident:
@@ -171,6 +170,7 @@ class DiffusionDecoder(nn.Module):
         attended = self._attended(number, features, plan.slab, breathe)
         t = self.config.upsamples[number].stride[0]
         made = attended.advance((frames + t - 2) // t + 1, 0, 0)  # as much as Unfolded reads for that many frames
+        features.frames = features.nothing  # not needed any more
         return Repeated([self._finer(number, Given(made)) for _ in range(readers)])
 
     def _padded(self, latent: torch.Tensor, crop: Crop) -> torch.Tensor:
@@ -205,6 +205,12 @@ class DiffusionDecoder(nn.Module):
         weight = network.conv_in_x_t.weight
         weight.data = patch_run_order(weight.data.T, patch).T.contiguous()
         self._prepared = True
+
+
+def _cut(features: torch.Tensor, rows: Span, columns: Span, fine: int) -> torch.Tensor:
+    """A copy of some cells, `fine` of them per latent cell, contiguous."""
+    part = features[:, rows.start * fine : rows.stop * fine, columns.start * fine : columns.stop * fine]
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _in_place(stage: Stage, slab: int) -> torch.Tensor:

@@ -13,9 +13,10 @@ from ..config.video_layout import DiffusionDecoderConfig
 from ..shapes import VideoLatentShape
 from .tiling import Span, spans
 
-_ORDER = tuple((slab, resident) for resident in (False, True) for slab in (32, 24, 16, 8, 4))  # fastest first
+_ORDER = tuple((slab, resident) for resident in (False, True) for slab in (48, 32, 24, 16, 8, 4))  # fastest first
 _SMALLEST = ((2, False), (1, False), (2, True), (1, True))
 _MOST_TILES = 8  # per axis
+TOKENS_TOGETHER = 1 << 18  # a block's linears work on this many tokens, so that what lies between them stays small
 _LARGEST_TENSOR = 2**31 - 1  # elements: above, library kernels get slow or wrong
 
 
@@ -98,20 +99,42 @@ def _plan(
     size = config.kernels[-1][0]
     if (slab + size) * tile > _LARGEST_TENSOR and slab > 1:
         return None
-    slab = min(slab, frames)
-    depth, half = config.depths[-1] * config.steps, size // 2
-    ahead = 0 if resident or slab == frames else (depth - 1) * half  # frames the first block is ahead of the last
-    first = slab - ahead if slab > ahead else min(half, slab)
-    carried = (1 if resident else depth) * min(2 * (size - 1) + 2 * half, 3 * (frames - slab))
-    # x and q (then the attention's result) with what was pending, keys and values with what was kept, what the block makes
-    working = 2 * (slab + half) + 2 * (slab + size) + slab
+    slab, half = min(slab, frames), size // 2
+    ahead = 0 if resident or slab == frames else (config.depths[-1] * config.steps - 1) * half  # of the first block, over the last
+    first = slab - ahead if slab > ahead else min(size - half, slab)
     features = _features(config, shape)
-    if resident:  # x, the context before it is made finer, and one slab of it
+    between = max(_between(config, tile // config.channels[-1], slab), _kept(config, frames, slab) * tile)
+    held = _held_frames(config, frames, slab, ahead, resident) * tile + between
+    if len(rows) * len(columns) > 1:  # a tile has its own copy
+        features *= 1 + (rows[0].stop - rows[0].start) * (columns[0].stop - columns[0].start) / (shape.height * shape.width)
+    elif resident:  # freed before the last stage
+        features = 0
+    peak = max(held + features, 2.3 * _features(config, shape))
+    return DiffusionPlan(frames, slab, first, resident, rows, columns, int(peak * itemsize))
+
+
+def _kept(config: DiffusionDecoderConfig, frames: int, slab: int) -> int:
+    """Frames one block keeps between slabs: keys and values still seen, inputs and queries still to be worked on."""
+    size = config.kernels[-1][0]
+    return min(2 * (size - 1) + 2 * (size // 2), 4 * (frames - slab))
+
+
+def _held_frames(config: DiffusionDecoderConfig, frames: int, slab: int, ahead: int, resident: bool) -> float:
+    """Frames of the last stage's width alive while a block works on a slab."""
+    half, kept = config.kernels[-1][0] // 2, _kept(config, frames, slab)
+    working = 4 * slab + kept + ahead  # x, q, k, v; x has room in front for what the blocks after it keep
+    if resident:  # the whole clip, its context before it is made finer, and a slab of it made finer
         step = config.upsamples[-1]
-        held = frames + slab + (frames // step.stride[0] + 2) * config.channels[-2] / config.channels[-1] / (step.stride[1] * step.stride[2])
-    else:
-        held = min(frames, 2 * slab + ahead)
-    return DiffusionPlan(frames, slab, first, resident, rows, columns, int(((carried + held + working) * tile + features) * itemsize))
+        coarse = config.channels[-2] / config.channels[-1] / prod(step.stride)  # a frame of the last context stage
+        return frames * (1 + coarse) + slab + half + working
+    context = min(frames, slab + ahead + half) + slab / 2
+    return context + (config.depths[-1] * config.steps - 1) * kept + working
+
+
+def _between(config: DiffusionDecoderConfig, tokens: int, slab: int) -> int:
+    """Elements of what lies between the linears of a block; `tokens`: of a frame."""
+    together = tokens * min(slab, max(1, TOKENS_TOGETHER // tokens))
+    return 5 * config.channels[-1] * together  # a norm and four times the width of the hidden layer
 
 
 def _features(config: DiffusionDecoderConfig, shape: VideoLatentShape) -> int:

@@ -125,7 +125,7 @@ class Convolved(Stage):
         frames[:lead] = frames[lead] if self._tail is None else self._tail
         if trail:
             frames[-1] = frames[-2]
-        self._tail = frames[-2:].clone()
+        self._tail = None if to == self.length else frames[-2:].clone()
         return frames
 
 

@@ -1,10 +1,14 @@
-"""How much memory a piece of work holds at once, counted from the allocations a CPU profile records."""
+"""How much memory a piece of work holds at once: from the allocations a CPU profile records, or counted on meta."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 
+import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def peak_bytes_held(work: Callable[[], Iterable]) -> int:
@@ -18,3 +22,29 @@ def peak_bytes_held(work: Callable[[], Iterable]) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
+
+
+class HeldOnMeta(TorchDispatchMode):
+    """Counts the bytes of meta tensors alive at once: what a device would hold, without one. `given` are not counted."""
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._live = {tensor.untyped_storage()._cdata: 0 for tensor in given}
+        self.held = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._live:
+            self._live[storage._cdata] = storage.nbytes()
+            self.held += storage.nbytes()
+            self.peak = max(self.peak, self.held)
+            weakref.finalize(storage, self._gone, storage._cdata)
+
+    def _gone(self, key: int) -> None:
+        self.held -= self._live.pop(key)

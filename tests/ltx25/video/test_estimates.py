@@ -1,0 +1,73 @@
+"""What plans expect against what the decoders hold, counted on meta tensors at the published sizes.
+
+Kernels are replaced by what they allocate: on meta their plain versions would run, which hold more. On an H200 the peak of
+the convolutional decoder at 1280 x 704 x 121 was the counted one.
+"""
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.config.video import read_video_config
+from comfyui_ltx25.ltx25.shapes import VideoLatentShape
+from comfyui_ltx25.ltx25.video import attended, build_decoder, frames
+from comfyui_ltx25.ltx25.video.noise import GivenNoise
+from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.memory import HeldOnMeta
+
+GIB = 1 << 30
+SHORT, MIDDLE, LARGE, FULL_HD = (4, 14, 24), (16, 18, 32), (16, 22, 40), (16, 34, 60)  # 768x448x25f to 1920x1088x121f
+LONG = (61, 22, 40)  # 1280x704x481f
+
+
+@pytest.fixture(autouse=True)
+def kernels_as_allocations(monkeypatch):
+    monkeypatch.setattr(attended, "na3d", lambda q, *rest: q)
+    monkeypatch.setattr(attended, "add_rms_norm", lambda x, *rest: torch.empty_like(x))
+    monkeypatch.setattr(attended, "head_norm_rope", lambda *all_in_place: None)
+    monkeypatch.setattr(attended, "gated", lambda x, gate, up: x.new_empty(x.shape[0], gate.shape[0]))
+    monkeypatch.setattr(frames, "pixel_norm_silu", lambda *in_place: None)
+    # meta convolutions do not keep channels-last memory, and would be copied
+    monkeypatch.setattr(frames.FrameConv, "forward", lambda conv, x: x.new_empty(x.shape[0] - 2, *x.shape[1:3], conv.made))
+
+
+def decoder(name, folder):
+    config = read_video_config(read_header(write_published(name, folder)))
+    with torch.device("meta"):
+        module = build_decoder(config.decoder).to(torch.bfloat16)
+    module._prepare()
+    return module
+
+
+def counted(module, grid, work, *given):
+    latent = torch.empty(1, 128, *grid, device="meta")
+    with HeldOnMeta([*module.parameters(), *module.buffers(), latent, *given]) as memory:
+        for _ in work(latent):
+            pass
+    return memory.peak
+
+
+@pytest.mark.parametrize("grid", [SHORT, MIDDLE, LARGE, FULL_HD])
+def test_the_convolutional_decoders_estimate_is_within_10_percent(tmp_path, grid):
+    module = decoder("ltx-2.5-video-vae-conv-bf16", tmp_path)
+    plan = module._plan(VideoLatentShape(128, *grid), None, 32)
+    assert plan.bytes == pytest.approx(counted(module, grid, lambda latent: module.stream(latent, plan.chunk)), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("grid", "free"),
+    [(SHORT, None), (MIDDLE, None), (LARGE, None), (LARGE, 11), (FULL_HD, None), (FULL_HD, 23), (FULL_HD, 11), (LONG, None)],
+)
+def test_the_diffusion_decoders_estimate_is_within_10_percent(tmp_path, grid, free):
+    module = decoder("ltx-2.5-video-vae-bf16", tmp_path)
+    t, h, w = grid
+    plan = module.plan(VideoLatentShape(128, *grid), "auto", free and free * GIB)
+    noise = torch.empty(3, 8 * (t - 1) + 1, 32 * h, 32 * w, device="meta", dtype=torch.bfloat16)
+    peak = counted(module, grid, lambda latent: module.stream(latent, GivenNoise(noise), plan, lambda: None), noise)
+    assert plan.bytes == pytest.approx(peak, rel=0.1)
+
+
+def test_the_largest_target_fits_into_20_gib_untiled(tmp_path):
+    module = decoder("ltx-2.5-video-vae-bf16", tmp_path)
+    plan = module.plan(VideoLatentShape(128, *LARGE), "auto", 100 * GIB)
+    weights = sum(parameter.nbytes for parameter in module.parameters())
+    assert plan.tiles == 1 and plan.bytes + weights < 20 * GIB
