@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,15 @@ CONTEXT_LENGTH = 1024  # positions, the least a context has
 EPS = 1e-6
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos, sin: (T, D / 2) float32
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """One prompt, connected: video (1, L, D) and audio (1, L, Da) float32 CPU, L a multiple of 128 and at least 1024."""
+
+    video: torch.Tensor
+    audio: torch.Tensor
+    notices: tuple[str, ...]
 
 
 class Connectors:

@@ -49,6 +49,13 @@ def release(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def release_host() -> None:
+    """Give pinned host memory back that torch keeps for the next copies."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)  # newer than the API floor
+    if empty is not None and torch.cuda.is_available():
+        empty()
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an allocation failed, on any device."""
     return isinstance(error, torch.OutOfMemoryError) or any(

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,37 +24,46 @@ from ..kernels.attention import choices
 from .audio.decode import decode_audio
 from .audio.encode import encode_audio
 from .conditions import Condition
-from .connector import Connectors, context_length
+from .connector import Conditioning, Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
+from .denoise import Sampled as Clip
+from .device import release, release_host
 from .dit.modality import Contexts
 from .dit.patchify import patchify_audio, patchify_video
 from .errors import InputError
+from .fitting import Way, fit
 from .graphs import GraphedDiT, graphs_wanted
 from .guidance import Bins, check_guidance
 from .instrument import Phase, Watch
+from .instrument.memory import host_free
 from .instrument.profile import ProfiledTransformer, StepWork
+from .instrument.units import bytes_text
 from .instrument.work import sample_work
 from .latents import Draft
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .predictor import Denoise, Predictor, Sampler, Transformer
-from .residency import Arbiter, Part, Standalone, free_memory, release
+from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
+from .residency import Arbiter, Part, Standalone
 from .sampler import check_job, sampler_of
 from .schedule import check_sigmas
 from .shapes import Compression, VideoLatentShape, VideoShape
-from .text import MAX_TOKENS, TextEncoder, Tokenizer
+from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
 from .text import working_bytes as text_bytes
 from .upscaler import upscale, working_bytes
 from .video import decode_video
+from .working import SOUND, connecting_bytes, decoding_bytes, sampling_bytes
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
-CACHED_PROMPTS = 64  # 25 MB each: a session's prompts, not a library
+DECODE_ROOM = 2 << 30  # bytes a video decode may ask others to leave for its speed; more only where it cannot do without
 
 
 @dataclass(frozen=True)
 class Options:
-    """How an engine runs. precision: auto, bf16; residency: auto, resident; legs: auto, batched, sequential; cache: memory, off."""
+    """How an engine runs. precision: auto, bf16; residency: auto, resident, stream; legs: auto, batched, sequential;
+    cache: memory, disk, off.
+    """
 
     precision: str
     residency: str
@@ -65,9 +74,9 @@ class Options:
         """Return self, or raise InputError for a choice that does not exist or is not built yet."""
         for name, ready, later in (
             ("precision", ("auto", "bf16"), ("fp8",)),
-            ("residency", ("auto", "resident"), ("stream",)),
+            ("residency", ("auto", "resident", "stream"), ()),
             ("legs", ("auto", "batched", "sequential"), ()),
-            ("cache", ("memory", "off"), ("disk",)),
+            ("cache", ("memory", "disk", "off"), ()),
         ):
             got = getattr(self, name)
             if got in later:
@@ -75,15 +84,6 @@ class Options:
             if got not in ready:
                 raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(ready)}.")
         return self
-
-
-@dataclass(frozen=True)
-class Conditioning:
-    """One prompt, connected: video (1, L, D) and audio (1, L, Da) float32 CPU, L a multiple of 128 and at least 1024."""
-
-    video: torch.Tensor
-    audio: torch.Tensor
-    notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,9 @@ class Engine:
         self.arbiter: Arbiter = Standalone(self.parts)
         self.forecast: Callable[[Mapping[str, object]], str] = _no_forecast
         self._tokenizer: Tokenizer | None = None
-        self._prompts: OrderedDict[str, Conditioning] = OrderedDict()
+        encoders = (opened.headers["text_encoder"], opened.headers["transformer"])  # the latter holds the connectors
+        on_disk = prompts_folder() if options.cache == "disk" else None
+        self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
         self._graphed: GraphedDiT | None = None
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
         forget = weakref.WeakMethod(self._drop_graphs)  # a cycle would keep a dropped engine's weights on the device
@@ -153,7 +155,7 @@ class Engine:
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
         """Check files and options; reads headers, no weights. Raises FileError, InputError."""
-        return Engine(open_parts(files, device, options.check().precision), options, device)
+        return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)
 
     # What the files say
 
@@ -194,23 +196,21 @@ class Engine:
     @torch.inference_mode()
     def encode(self, text: str, watch: Watch) -> Conditioning:
         """A prompt as contexts. A prompt encoded before comes from the cache without loading anything."""
-        if text in self._prompts:
-            self._prompts.move_to_end(text)
-            return self._prompts[text]
-        opened = self._opened
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.read(self.headers["text_encoder"], opened.tower.bos, opened.tower.pad, opened.tower.vocabulary)
-        part = opened.parts[TEXT]
-        self.arbiter.ready([part], text_bytes(opened.tower, MAX_TOKENS, self._dtype.itemsize), watch)
-        features = TextEncoder(self._tokenizer, part["tower"], part["projection"]).encode(text, watch)
+        cached = self._prompts.get(text)
+        if cached is not None:
+            return cached
+        part, tokenizer = self._opened.parts[TEXT], self._read_tokenizer(watch)
+
+        def run_encoder(way: Way) -> Features:
+            with part.during(watch):
+                return TextEncoder(tokenizer, part["tower"], part["projection"]).encode(text, watch)
+
+        ways = [Way("one prompt", text_bytes(self._opened.tower, MAX_TOKENS, self._dtype.itemsize))]
+        features, told = fit(self.arbiter, part, ways, self._advice, watch, run_encoder)
         video, audio = self._connect(features.video, features.audio, watch)
-        notices = (str(features.tokens) + ".",) if features.tokens.truncated else ()
-        encoded = Conditioning(video, audio, notices)
-        if self.options.cache == "memory":
-            self._prompts[text] = encoded
-            while len(self._prompts) > CACHED_PROMPTS:
-                self._prompts.popitem(last=False)
-        return encoded
+        encoded = Conditioning(video, audio, (str(features.tokens) + ".",) if features.tokens.truncated else ())
+        self._prompts.put(text, encoded)
+        return replace(encoded, notices=(*encoded.notices, *told))
 
     @torch.inference_mode()
     def connect(self, features: torch.Tensor, watch: Watch) -> Conditioning:
@@ -232,17 +232,24 @@ class Engine:
         profile: trace one step (with captured graphs, and the next one without) and say where its time goes.
         """
         ready = self._prepare(job)
-        self._ready_transformer(ready, watch)
-        plan = ready.on(self.device, self._dtype)
-        facts = self._facts(ready, job)
-        prediction = self.forecast(facts)
-        traced = self._traced(ready, facts, watch) if profile else None
-        with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase:
-            clip = run(self._dit if traced is None else traced, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
+        part, texts = self._opened.parts[TRANSFORMER], ()
+
+        def run_steps(way: Way) -> Clip:
+            nonlocal texts
+            plan = ready.on(self.device, self._dtype, way.batched)
+            facts = self._facts(replace(ready, job=plan), job)
+            prediction = self.forecast(facts)
+            traced = self._traced(plan, facts, watch) if profile else None
+            with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
+                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
+            texts = traced.texts if traced else ()
+            return clip
+
+        clip, told = fit(self.arbiter, part, self._ways(ready), partial(self._sampling_advice, ready), watch, run_steps)
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
-        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, ready.notices, traced.texts if traced else ())
+        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, (*ready.notices, *told), texts)
 
     @torch.inference_mode()
     def predict(
@@ -253,31 +260,37 @@ class Engine:
         job.sigmas are (sigma, 0); its latents are the clean ones that masked tokens are pulled to.
         """
         ready = self._prepare(job)
-        self._ready_transformer(ready, watch)
-        plan = ready.on(self.device, self._dtype)
-        x = {}
-        for name, grid, patchify in (("video", video, patchify_video), ("audio", audio, patchify_audio)):
-            if grid is not None:
-                x[name] = patchify(grid.float()).contiguous().to(self.device)
-        with watch.phase("sample", total=plan.forwards, unit="forward", **self._facts(ready, job)) as phase:
-            predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "", self._group_seconds)
-            x0 = predictor(x).x0
-            predictor.flight.land()
-            grids = {name: ready.drafts[name].grid(tokens).float().cpu() for name, tokens in x0.items()}
+        part = self._opened.parts[TRANSFORMER]
+
+        def run_call(way: Way) -> dict[str, torch.Tensor]:
+            plan = ready.on(self.device, self._dtype, way.batched)
+            x = {}
+            for name, grid, patchify in (("video", video, patchify_video), ("audio", audio, patchify_audio)):
+                if grid is not None:
+                    x[name] = patchify(grid.float()).contiguous().to(self.device)
+            facts = self._facts(replace(ready, job=plan), job)
+            with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
+                predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "", self._group_seconds)
+                x0 = predictor(x).x0
+                predictor.flight.land()
+                return {name: ready.drafts[name].grid(tokens).float().cpu() for name, tokens in x0.items()}
+
+        grids, _ = fit(self.arbiter, part, self._ways(ready), partial(self._sampling_advice, ready), watch, run_call)
         return grids.get("video"), grids.get("audio")
 
     @torch.inference_mode()
     def decode_video(self, latent: torch.Tensor, seed: int, tiling: str, watch: Watch) -> torch.Tensor:
         """Frames (B * F, H, W, 3) float32 CPU in 0..1 of a latent (B, C, t, h, w). Raises InputError for a latent that is not one."""
         part = self._opened.parts[VIDEO_VAE]
-        self.arbiter.ready([part], 0, watch)
-        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free_memory(self.device))
+        self._check_frames(latent)
+        self.arbiter.ready([part], self._decode_room(latent), watch)
+        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=self.arbiter.free(self.device))
 
     @torch.inference_mode()
     def decode_audio(self, latent: torch.Tensor, samples: int | None, watch: Watch) -> torch.Tensor:
         """Sound (B, 2, N) float32 CPU at 48 kHz of a latent (B, c, n, bins); cut or padded to `samples` when given."""
         part = self._opened.parts[AUDIO_VAE]
-        self.arbiter.ready([part], 0, watch)
+        self.arbiter.ready([part], SOUND * len(latent), watch)
         return decode_audio(part["decoder"], latent, watch, samples)
 
     # What a clip can be told beside its prompt, and what it can become
@@ -319,6 +332,7 @@ class Engine:
         for part in self.parts:
             part.unload()
         release(self.device)
+        release_host()
 
     # How
 
@@ -330,20 +344,21 @@ class Engine:
     def _dit(self) -> Transformer:
         """The loaded transformer, with its captured graphs where the device has them."""
         dit = self._opened.parts[TRANSFORMER]["dit"]
-        if not graphs_wanted(self.device):
+        if not graphs_wanted(self.device) or self._opened.parts[TRANSFORMER].streams:  # a graph holds addresses, and slots change theirs
             return dit
         if self._graphed is None:
             self._graphed = GraphedDiT(dit)
         return self._graphed
 
-    def _traced(self, ready: _Prepared, facts: Mapping[str, object], watch: Watch) -> ProfiledTransformer:
+    def _traced(self, job: Denoise, facts: Mapping[str, object], watch: Watch) -> ProfiledTransformer:
         plain = self._opened.parts[TRANSFORMER]["dit"]
-        plans = [plan for plan in ready.job.plans if plan is not None]
+        plans = [plan for plan in job.plans if plan is not None]
         work = StepWork(self._opened.dit, facts["tokens"], facts["text"], facts["batch"], self._dtype.itemsize)
         return ProfiledTransformer(self._dit, plain, self.device, watch, plans, work)
 
     def _drop_graphs(self) -> None:
-        """Graphs hold addresses of weights that are about to go."""
+        """Graphs hold addresses of weights that are about to go, and groups will take another time where these go to."""
+        self._group_seconds.clear()
         if self._graphed is not None:
             self._graphed.drop()
             self._graphed = None
@@ -357,7 +372,7 @@ class Engine:
     @contextlib.contextmanager
     def _connectors(self, watch: Watch) -> Iterator[tuple[Connectors, Phase]]:
         part = self._opened.parts[CONNECTORS]
-        self.arbiter.ready([part], 0, watch)
+        self.arbiter.ready([part], connecting_bytes(self._opened.connectors, self._dtype.itemsize), watch)
         connectors = Connectors(part["video"], part["audio"])
         with watch.phase("text.connect", total=connectors.blocks, unit="block") as phase:
             yield connectors, phase
@@ -390,11 +405,13 @@ class Engine:
         text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
         batch = len(next(iter(ready.drafts.values())).latent)
         first = next((legs for legs in plan.plans if legs is not None), None)
+        part = self._opened.parts[TRANSFORMER]
+        streams = part.streams if part.loaded else part.wanted < part.bytes or part.bytes + self._sampling_bytes(ready, plan.batched) > self.arbiter.room(self.device)
         how = {
             "precision": "fp8" if self.options.precision == "fp8" else str(self._dtype).removeprefix("torch."),
-            "residency": "resident",
+            "residency": "stream" if streams else "resident",
             "batched": plan.batched,
-            "graphs": graphs_wanted(self.device),
+            "graphs": graphs_wanted(self.device) and not streams,
         }
         return {
             "tokens": tokens,
@@ -418,13 +435,62 @@ class Engine:
             notices.append(f"{name} is a distilled file by its name and wants no guidance: set cfg and modality to 1 and stg to 0.")
         return notices
 
-    def _ready_transformer(self, ready: _Prepared, watch: Watch) -> None:
-        """Activations: about what a block holds at its widest, the MLP's inner layer, for all rows that run at once."""
-        plan = ready.job
-        rows = max((len(legs.legs) for legs in plan.plans if legs is not None), default=1) if plan.batched else 1
-        widths = {"video": self._opened.dit.width, "audio": self._opened.dit.audio_width}
-        per_row = sum(draft.latent.shape[0] * draft.tokens * widths[name] for name, draft in ready.drafts.items())
-        self.arbiter.ready([self._opened.parts[TRANSFORMER]], 14 * rows * per_row * self._dtype.itemsize, watch)
+    def _ways(self, ready: _Prepared) -> list[Way]:
+        """How the steps may run, fastest first."""
+        wanted = {"auto": (True, False) if self.batched else (False,), "batched": (True,), "sequential": (False,)}[self.options.legs]
+        names = {True: "legs side by side", False: "legs one after the other"}
+        return [Way(names[batched], self._sampling_bytes(ready, batched), batched) for batched in wanted]
+
+    def _sampling_bytes(self, ready: _Prepared, batched: bool) -> int:
+        plans = [plan for plan in ready.job.plans if plan is not None]
+        legs = max((len(plan.legs) for plan in plans), default=1) if batched else 1
+        tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
+        return sampling_bytes(self._opened.dit, tokens, legs, len(next(iter(ready.drafts.values())).latent), self._dtype.itemsize)
+
+    def _sampling_advice(self, ready: _Prepared, short: int) -> str:
+        """What would make a denoise fit that lacks `short` bytes."""
+        ways = [f"{name}={value}" for name, value, small in (("residency", self.options.residency, "resident"), ("legs", self.options.legs, "batched")) if value == small]
+        if ways:
+            return f"choose another setting than {' and '.join(ways)}"
+        if self.device.type == "cpu" and short > 0:
+            return f"free {bytes_text(short)}, or use a smaller model file"
+        working = self._sampling_bytes(ready, False)
+        share = max(0.0, 1 - max(short, working // 5) / working)
+        return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its {sum(d.tokens for d in ready.drafts.values())} tokens"
+
+    def _advice(self, short: int) -> str:
+        if self.options.residency == "resident":
+            return "choose residency auto or stream"
+        return f"free {bytes_text(short)}, for example by closing what else uses the device" if short > 0 else "close what else uses the device"
+
+    def _decode_room(self, latent: torch.Tensor) -> int:
+        """What a decode needs, and up to DECODE_ROOM of what makes it faster. 0 for a latent that will be refused."""
+        config = self._opened.video.decoder
+        if latent.ndim != 5 or 0 in latent.shape:
+            return 0
+        shape = VideoLatentShape(*latent.shape[1:])
+        smallest, fastest = (decoding_bytes(config, shape, self._dtype.itemsize, self.device.type, room) for room in (0, None))
+        return max(smallest, min(fastest, DECODE_ROOM))
+
+    def _check_frames(self, latent: torch.Tensor) -> None:
+        """Raise InputError where the host has no room for the frames."""
+        if latent.ndim != 5 or 0 in latent.shape:
+            return
+        shape, free = self.video_shape(latent), host_free()
+        size = len(latent) * shape.frames * shape.height * shape.width * 3 * 4
+        if free is not None and size > free:
+            raise InputError(
+                f"{len(latent) * shape.frames} frames of {shape.width} x {shape.height} px take {bytes_text(size)} of host memory, and "
+                f"{bytes_text(free)} are free; close other programs, or decode a shorter clip. The latent is kept."
+            )
+
+    def _read_tokenizer(self, watch: Watch) -> Tokenizer:
+        if self._tokenizer is None:
+            tower = self._opened.tower
+            with watch.phase("text.tokenize", total=1, unit="tokenizer", reading=True) as phase:
+                self._tokenizer = Tokenizer.read(self.headers["text_encoder"], tower.bos, tower.pad, tower.vocabulary)
+                phase.tick(1, "tokenizer read")
+        return self._tokenizer
 
 
 @dataclass(frozen=True)
@@ -435,7 +501,7 @@ class _Prepared:
     job: Denoise
     notices: tuple[str, ...]
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Denoise:
+    def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Denoise:
         job = self.job
 
         def move(contexts: Contexts | None) -> Contexts | None:
@@ -443,7 +509,7 @@ class _Prepared:
                 return None
             return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
 
-        return replace(job, positive=move(job.positive), negative=move(job.negative))
+        return replace(job, positive=move(job.positive), negative=move(job.negative), batched=batched)
 
 
 def _no_forecast(facts: Mapping[str, object]) -> str:

@@ -186,9 +186,9 @@ class Part:
         self._stack, self._modules, self._loaded = None, {}, False
         release(self.device)
 
-    def during(self, phase: Phase) -> AbstractContextManager[None]:
-        """To be open while a phase uses the part: a phase learns what was streamed for it, and a cancel acts on waits."""
-        return self._stack.during(phase) if self.streams else nullcontext()
+    def during(self, watch: Watch, phase: Phase | None = None) -> AbstractContextManager[None]:
+        """To be open while the part is used: what was streamed is told to `phase`, or noted, and a cancel acts on waits."""
+        return self._stack.during(watch, phase) if self.streams else nullcontext()
 
     # How
 

@@ -61,6 +61,7 @@ class Opened:
     headers: dict[str, Header]
     tower: TowerConfig
     dit: DiTConfig
+    connectors: ConnectorConfig
     video: VideoVAEConfig
     audio: AudioConfig
     parts: dict[str, Part]
@@ -90,7 +91,7 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
-    return Opened(headers, tower, dit, video, audio, {name: Part(name, some, device, residency) for name, some in pieces.items()})
+    return Opened(headers, tower, dit, connectors, video, audio, {name: Part(name, some, device, residency) for name, some in pieces.items()})
 
 
 def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:

@@ -25,6 +25,9 @@ class Arbiter(Protocol):
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`, with `activation_bytes` of working memory left free; may unload others."""
 
+    def free(self, device: torch.device) -> int:
+        """Bytes a phase may take now, beside what is loaded."""
+
     def room(self, device: torch.device) -> int:
         """Bytes that a phase could have, weights included, if everything that may leave the device left."""
 
@@ -51,6 +54,9 @@ class Standalone:
         for number, part in enumerate(parts):
             others = sum(p.wanted - p.held for p in parts[number + 1 :] if not p.loaded)
             part.load(watch, free_memory(device) + part.held - activation_bytes - others)
+
+    def free(self, device: torch.device) -> int:
+        return free_memory(device)
 
     def room(self, device: torch.device) -> int:
         return free_memory(device) + sum(part.held for part in self._parts)

@@ -24,7 +24,7 @@ from torch import nn
 from .content import Content, Packed, pack, pack_for, packed_bytes
 from .device import Mark
 from .errors import InputError
-from .instrument import Phase
+from .instrument import Phase, Watch
 
 SLOTS = 2  # one block runs, one comes: more would hold memory and hide nothing
 CHECK = 0.1  # s between looks for a cancel while a block is awaited
@@ -98,7 +98,7 @@ class BlockStack:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._phase: Phase | None = None
+        self._watch: Watch | None = None  # while blocks run for someone
         self._log = _Log()
 
     def __len__(self) -> int:
@@ -188,20 +188,23 @@ class BlockStack:
         self.slots, self._free = [], deque()
 
     @contextlib.contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
-        """While blocks run for `phase`: its cancel acts while one is awaited, and in the end it learns what crossed.
+    def during(self, watch: Watch, phase: Phase | None = None) -> Iterator[None]:
+        """While blocks run: a cancel acts while one is awaited, and in the end `phase` learns what crossed; None: a note does.
 
-        Facts: streamed_bytes, streamed_blocks, copy_seconds, stalled_seconds (blocks ready later than they were asked for)
-        and overlap, the share of copying that was hidden.
+        Facts: streamed_bytes, streamed_blocks, kept_blocks, copy_seconds, stalled_seconds (blocks ready later than they were
+        asked for) and overlap, the share of copying that was hidden.
         """
-        self._phase, self._log = phase, _Log()
+        self._watch, self._log = watch, _Log()
         try:
             yield
         finally:
-            self._phase = None
+            self._watch = None
             self._release()
-            if self.streams:
-                phase.facts.update(self._facts())
+            facts = self._facts()
+            if phase is not None:
+                phase.facts.update(facts)
+            else:
+                watch.note("stream", f"{self._log.bytes / 1e9:.1f} GB of {len(self)} blocks streamed", **facts)
 
     def enter(self, block: int) -> None:
         """Put the weights of `block` in place, and wait, on the device, until they are there."""
@@ -214,8 +217,8 @@ class BlockStack:
         coming = self._coming.popleft()
         try:
             while not wait([coming.arrival], CHECK).done:
-                if self._phase is not None:
-                    self._phase.watch.check()
+                if self._watch is not None:
+                    self._watch.check()
             arrival = coming.arrival.result()
         except BaseException:
             self._coming.appendleft(coming)  # `_recall` waits for it
@@ -228,8 +231,8 @@ class BlockStack:
         self._log.bytes += arrival.bytes
         self._log.waits.append((asked, arrival.ready))
         self._log.copies.append((arrival.begun, arrival.ready))
-        if self._phase is not None:
-            self._phase.moved(h2d=arrival.bytes if self.device.type != "cpu" else 0)
+        if self._watch is not None and self._watch.current is not None and self.device.type != "cpu":
+            self._watch.current.moved(h2d=arrival.bytes)
 
     def leave(self) -> None:
         """The block that ran last is queued to its end: its slot is free from there on."""

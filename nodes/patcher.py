@@ -23,13 +23,15 @@ class HostArbiter:
         self.patchers = {part.name: PartPatcher(part, self) for part in parts}
         self._freed = freed
         self._loading = False
+        self.activation = 0  # bytes the last phase asked for beside its parts
 
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`; the host evicts others until `activation_bytes` of working memory are free beside them."""
         wanted = [self._patcher(part) for part in parts]
+        self._make_room_on_cpu(wanted, activation_bytes)
         for patcher in wanted:
             patcher.watch = watch
-        self._loading = True
+        self._loading, self.activation = True, activation_bytes
         try:
             mm.load_models_gpu(wanted, memory_required=activation_bytes, force_full_load=True)
         except BaseException:
@@ -43,6 +45,25 @@ class HostArbiter:
             self._loading = False
             for patcher in wanted:
                 patcher.watch = None
+
+    def free(self, device: torch.device) -> int:
+        """Bytes a phase may take now; --reserve-vram is not ours."""
+        return max(0, int(mm.get_free_memory(device) - mm.extra_reserved_memory()))
+
+    def room(self, device: torch.device) -> int:
+        """Bytes a phase could have if all the host's models left."""
+        models = (loaded.model for loaded in mm.current_loaded_models if loaded.device == device)
+        return self.free(device) + sum(model.loaded_size() for model in models if model is not None)
+
+    def _make_room_on_cpu(self, wanted: Sequence[PartPatcher], activation_bytes: int) -> None:
+        """The host evicts nothing from host memory."""
+        device = wanted[0].load_device
+        if device.type != "cpu":
+            return
+        missing = activation_bytes + sum(patcher.part.wanted - patcher.loaded_size() for patcher in wanted)
+        for patcher in sorted(self.patchers.values(), key=PartPatcher.loaded_size, reverse=True):
+            if patcher not in wanted and mm.get_free_memory(device) < missing:
+                patcher.part.unload()
 
     def _patcher(self, part: Part) -> PartPatcher:
         """Optional parts are opened long after the others, and a file that changed gives a new part of the same name."""
@@ -70,32 +91,43 @@ class LTX25Weights:
 
 
 class PartPatcher(ModelPatcher):
-    """One part. It is on the device as a whole or not at all, and only our own phases bring it there."""
+    """One part. Only our own phases bring it to the device; the host may take it back whole or in blocks."""
 
     def __init__(self, part: Part, arbiter: HostArbiter) -> None:
-        super().__init__(LTX25Weights(part), part.device, mm.unet_offload_device(), size=part.bytes)
+        super().__init__(LTX25Weights(part), part.device, mm.unet_offload_device(), size=part.wanted)
         self.part = part
         self.watch: Watch | None = None
         self._arbiter = weakref.ref(arbiter)  # a cycle would keep weights until the next garbage collection
 
+    def model_size(self) -> int:
+        """What it holds, where it streams and could not be whole: then nobody has to leave for it at every phase."""
+        arbiter = self._arbiter()
+        if self.part.streams and arbiter is not None and arbiter.room(self.load_device) < self.part.wanted + arbiter.activation:
+            return self.part.held
+        return self.part.wanted
+
     def loaded_size(self) -> int:
-        return self.part.bytes if self.part.loaded else 0
+        return self.part.held
 
     def current_loaded_device(self) -> torch.device:
-        return self.load_device if self.part.loaded else self.offload_device
+        return self.load_device if self.part.held else self.offload_device
 
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False) -> int:
-        if self.part.loaded or self.watch is None:
+        """As much as fits beside the working memory of the phase; the host's own number knows nothing of it."""
+        arbiter = self._arbiter()
+        if self.watch is None or arbiter is None:
             return 0
-        self.part.load(self.watch)
-        return self.part.bytes
+        before = self.part.held
+        self.part.load(self.watch, arbiter.free(self.load_device) + before - arbiter.activation)
+        return self.part.held - before
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        return 0  # less than was asked for: the host then detaches the whole part and takes it off its list
+        """Whole blocks, at least as much as is asked for; 0 where that cannot be: the host then detaches the whole part."""
+        return self.part.shrink(int(memory_to_free))
 
     def detach(self, unpatch_all=True):
         # The host also calls this, with False, on models it is about to list anew: those weights stay.
-        if unpatch_all and self.part.loaded:
+        if unpatch_all and self.part.held:
             self.part.unload()
             arbiter = self._arbiter()
             if arbiter is not None:

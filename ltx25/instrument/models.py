@@ -11,7 +11,6 @@ from ..config.audio import AudioConfig, BandwidthConfig, GeneratorConfig, MelVAE
 from ..config.connector import ConnectorConfig, ConnectorStream
 from ..config.dit import DiTConfig
 from ..config.text import TowerConfig
-from ..config.transformer import read_transformer
 from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, Resample, ResStack
 from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Opened
 from ..shapes import PUBLISHED_COMPRESSION, Compression
@@ -37,7 +36,7 @@ class Models:
         return Models(
             name=opened.headers["transformer"].name,
             dit=opened.dit,
-            connectors=read_transformer(opened.headers["transformer"])[1],
+            connectors=opened.connectors,
             tower=opened.tower,
             video=opened.video.decoder,
             audio=opened.audio,

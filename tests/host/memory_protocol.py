@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 import types
+import weakref
 from pathlib import Path
 
 comfyui, pack = sys.argv[1:3]
@@ -24,6 +25,7 @@ from comfy.model_patcher import ModelPatcher  # noqa: E402
 GB = 1 << 30
 CARD = torch.device("cuda", 0)
 TOTAL = 80 * GB
+ALLOCATED = weakref.WeakSet()  # all that may hold memory of the card
 
 spec = importlib.util.spec_from_file_location("pack", Path(pack) / "__init__.py")
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
@@ -35,18 +37,34 @@ from pack.nodes.patcher import HostArbiter  # noqa: E402
 
 
 class Part:
-    """A part of the engine that only says what it would hold."""
+    """A part of the engine that only says what it would hold. `blocks` of it, 1 GB each, may be elsewhere."""
 
-    def __init__(self, name, gigabytes):
-        self.name, self.bytes, self.device, self.loaded, self.fail = name, gigabytes * GB, CARD, False, None
+    def __init__(self, name, gigabytes, blocks=0):
+        self.name, self.wanted, self.blocks, self.device, self.fail = name, gigabytes * GB, blocks, CARD, None
+        self.held, self.loaded = 0, False
+        ALLOCATED.add(self)
 
-    def load(self, watch):
+    @property
+    def streams(self):
+        return self.loaded and self.held < self.wanted
+
+    def load(self, watch, budget):
         if self.fail is not None:
             raise self.fail
+        if self.loaded and not (self.streams and budget >= self.wanted):
+            return
+        self.held = self.wanted if budget >= self.wanted else max(self.wanted - self.blocks * GB, budget // GB * GB)
         self.loaded = True
 
+    def shrink(self, size):
+        freed = -(-size // GB) * GB
+        if self.held - freed < self.wanted - self.blocks * GB:
+            return 0
+        self.held, self.loaded = self.held - freed, False
+        return freed
+
     def unload(self):
-        self.loaded = False
+        self.held, self.loaded = 0, False
 
 
 class Model:
@@ -59,6 +77,7 @@ class Native(ModelPatcher):
     def __init__(self, gigabytes):
         super().__init__(Model(), CARD, torch.device("cpu"), size=gigabytes * GB)
         self.held = 0
+        ALLOCATED.add(self)
 
     def loaded_size(self):
         return self.held
@@ -76,8 +95,7 @@ class Native(ModelPatcher):
 
 
 def free(device=None, torch_free_too=False):
-    held = sum(loaded.model.loaded_size() for loaded in mm.current_loaded_models)
-    left = TOTAL - held
+    left = TOTAL - sum(model.held for model in ALLOCATED)
     return (left, left) if torch_free_too else left
 
 
@@ -129,4 +147,22 @@ out["everything freed"] = {**state(), "listed": listed(), "told": list(told)}
 patcher = arbiter.patchers["transformer"]
 patcher.partially_load(CARD, 1e32)
 out["only our phases load"] = state()
+mm.free_memory(1e30, CARD)
+
+stack = Part("blocks", 44, blocks=40)
+arbiter = HostArbiter([stack], lambda: told.append("freed"))
+arbiter.ready([stack], 2 * GB, watch)
+out["blocks whole"] = stack.held // GB
+other = Native(22)
+mm.load_models_gpu([other], memory_required=20 * GB)
+out["blocks given"] = {"held": stack.held // GB, "listed": listed(), "native": other.held // GB, "free": mm.get_free_memory(CARD) // GB}
+arbiter.ready([stack], 2 * GB, watch)
+out["blocks back"] = {"held": stack.held // GB, "native": other.held // GB}
+TOTAL = 24 * GB
+mm.free_memory(1e30, CARD)
+arbiter.ready([stack], 4 * GB, watch)
+left = mm.get_free_memory(CARD)
+out["blocks on a small card"] = {"held": stack.held // GB, "left": left // GB, "room": arbiter.room(CARD) // GB, "size": arbiter.patchers["blocks"].model_size() // GB}
+arbiter.ready([stack], 4 * GB, watch)
+out["stays"] = stack.held // GB
 print(json.dumps(out))  # noqa: T201

@@ -1,0 +1,162 @@
+"""Prompts that were encoded before: contexts in memory, and where asked for on disk, so that a text seen before loads nothing.
+
+An entry belongs to a text and to what encodes it: the encoder and the connectors (their files' headers, sizes and dates)
+and the dtype they run in. On disk an entry is a safetensors file named by the hash of all that; no words are kept. The
+folder is bounded: the entries used longest ago go first. An entry that is not whole is a miss, and goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .checkpoint import Header, read_header, read_tensors, write_file
+from .connector import Conditioning
+from .errors import FileError
+
+log = logging.getLogger(__name__)
+
+IN_MEMORY = 64  # prompts of 25 MB each: a session's, not a library
+DISK_GB = 2.0  # unless LTX25_CACHE_GB says otherwise
+FORMAT = "1"
+
+
+class PromptCache:
+    """Conditioning by text. Use one per engine."""
+
+    def __init__(self, memory: bool, folder: Path | None, identity: str, limit: int) -> None:
+        """folder: None: not on disk. identity: of what encodes, see `identity_of`. limit: bytes of the folder."""
+        self._memory = memory
+        self._folder = folder
+        self._identity = identity
+        self._limit = limit
+        self._known: OrderedDict[str, Conditioning] = OrderedDict()
+
+    def get(self, text: str) -> Conditioning | None:
+        """The contexts of `text`, float32 CPU, or None."""
+        if text in self._known:
+            self._known.move_to_end(text)
+            return self._known[text]
+        found = None if self._folder is None else self._read(self._path(text))
+        if found is not None:
+            self._remember(text, found)
+        return found
+
+    def put(self, text: str, encoded: Conditioning) -> None:
+        """Keep the contexts of `text`. A disk that is full or not writable is told in the log, never an error."""
+        self._remember(text, encoded)
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write(self._path(text), encoded)
+            self._trim()
+        except OSError as error:
+            log.warning("the prompt could not be kept in %s: %s", self._folder, error.strerror)
+
+    def _remember(self, text: str, encoded: Conditioning) -> None:
+        if not self._memory:
+            return
+        self._known[text] = encoded
+        self._known.move_to_end(text)
+        while len(self._known) > IN_MEMORY:
+            self._known.popitem(last=False)
+
+    def _path(self, text: str) -> Path:
+        key = json.dumps([FORMAT, self._identity, text]).encode()
+        return self._folder / f"{hashlib.sha256(key).hexdigest()}.safetensors"
+
+    def _read(self, path: Path) -> Conditioning | None:
+        if not path.exists():
+            return None
+        try:
+            header = read_header(path)
+            tensors = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in header.tensors.items()}
+            read_tensors(header, tensors, lambda n: None)
+            if header.metadata["identity"] != self._identity or header.metadata["digest"] != _digest(tensors.values()):
+                raise FileError(f"{path.name} is not what was written")
+            notices = tuple(json.loads(header.metadata["notices"]))
+            found = Conditioning(tensors["video"].float(), tensors["audio"].float(), notices)
+        except (FileError, KeyError, ValueError, OSError) as error:
+            log.info("cached prompt dropped: %s", error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now
+        return found
+
+    def _write(self, path: Path, encoded: Conditioning) -> None:
+        tensors = {"video": _narrowed(encoded.video), "audio": _narrowed(encoded.audio)}
+        metadata = {"identity": self._identity, "digest": _digest(tensors.values()), "notices": json.dumps(encoded.notices)}
+        write_file(path, tensors, metadata)
+
+    def _trim(self) -> None:
+        """Another process may do the same: a file that is gone is no error."""
+        entries = []
+        for path in self._folder.glob("*.safetensors"):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                entries.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self._limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
+        for path in self._folder.glob(".*.part"):  # of a process that was killed while it wrote
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > 3600:
+                    path.unlink()
+
+
+def identity_of(headers: Sequence[Header], dtype: torch.dtype, more: str = "") -> str:
+    """What contexts depend on beside the text. more: whatever else changes them."""
+    facts = [[header.digest, header.size, header.mtime_ns] for header in headers]
+    return hashlib.sha256(json.dumps([facts, str(dtype), more]).encode()).hexdigest()
+
+
+def prompts_folder() -> Path:
+    return cache_folder() / "prompts"
+
+
+def cache_folder() -> Path:
+    """LTX25_CACHE, else the user's cache folder."""
+    if os.environ.get("LTX25_CACHE"):
+        return Path(os.environ["LTX25_CACHE"])
+    home = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "ltx25"
+
+
+def disk_limit() -> int:
+    """Bytes: LTX25_CACHE_GB, else DISK_GB."""
+    text = os.environ.get("LTX25_CACHE_GB", "")
+    try:
+        return int(float(text) * 1e9) if text else int(DISK_GB * 1e9)
+    except ValueError:
+        log.warning("LTX25_CACHE_GB is '%s', wanted a number; %g is used", text, DISK_GB)
+        return int(DISK_GB * 1e9)
+
+
+def _narrowed(context: torch.Tensor) -> torch.Tensor:
+    """As bf16 where that loses nothing: contexts of a bf16 model."""
+    narrow = context.bfloat16()
+    return narrow if torch.equal(narrow.float(), context) else context
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
