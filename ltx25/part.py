@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .checkpoint import Header, check, fill, held_bytes, read_tensors
+from .content import ALIGNED
 from .device import release
 from .formats import Held
 from .instrument import Phase, Watch
@@ -81,6 +82,7 @@ class Part:
         self.read_bytes = 0
         self._block_bytes: tuple[int, ...] = ()
         self._block_read: tuple[int, ...] = ()
+        self._slots_bytes = 0
         self._modules: dict[str, nn.Module] = {}
         self._stack: BlockStack | None = None
         self._blocks_file: _BlocksFile | None = None
@@ -108,7 +110,7 @@ class Part:
         """Bytes on the device of the smallest form its residency allows."""
         if self.residency == "resident" or not self._block_bytes:
             return self.bytes
-        return self.bytes - sum(self._block_bytes) + min(SLOTS, len(self._block_bytes)) * max(self._block_bytes)
+        return self.bytes - sum(self._block_bytes) + self._slots_bytes
 
     @property
     def wanted(self) -> int:
@@ -123,8 +125,7 @@ class Part:
         if self._stack is None:
             return self.bytes
         away = sum(size for block, size in enumerate(self._block_bytes) if block not in self._stack.kept)
-        slots = min(SLOTS, len(self._block_bytes)) * max(self._block_bytes) if self.streams else 0
-        return self.bytes - away + max(slots, self._stack.slot_bytes)
+        return self.bytes - away + (max(self._slots_bytes, self._stack.slot_bytes) if self.streams else 0)
 
     def __getitem__(self, name: str) -> nn.Module:
         """A module of a loaded part."""
@@ -193,12 +194,13 @@ class Part:
     # How
 
     def _measure(self, piece: Piece, module: nn.Module) -> None:
-        held, read = [], []
+        held, read, slot = [], [], 0
         for number, block in enumerate(module.get_submodule(piece.blocks.path)):
             places = check(block, piece.header, _block_prefix(piece, number))
             held.append(held_bytes(block, piece.header, places, piece.dtype, piece.held))
             read.append(sum(map(piece.header.bytes_of, places)))
-        self._block_bytes, self._block_read = tuple(held), tuple(read)
+            slot = max(slot, held[-1] + ALIGNED * len(places))
+        self._block_bytes, self._block_read, self._slots_bytes = tuple(held), tuple(read), min(SLOTS, len(held)) * slot
 
     def _fitting(self, budget: int | None) -> int:
         """How many blocks may stay on the device."""

@@ -85,8 +85,6 @@ def changed(api, find, kind, name="text_to_video_tiny", **inputs):
         ("LTX25Guider", {"stg_blocks": "-1"}, ["-1"]),
         ("LTX25Sampler", {"frame_rate": 0.5}, ["0.5", "1 to 240"]),
         ("LoadLTX25Checkpoint", {"precision": "fp8"}, ["fp8"]),
-        ("LoadLTX25Checkpoint", {"residency": "stream"}, ["stream"]),
-        ("LoadLTX25Checkpoint", {"cache": "disk"}, ["disk"]),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_with_what_can(host, api, find, kind, inputs, words):
