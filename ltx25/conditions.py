@@ -212,12 +212,26 @@ class TemporalRegion:
     end: float
 
     def apply(self, draft: Draft) -> Draft:
-        if not self.start < self.end:
-            raise InputError(f"the window from {self.start:g} s to {self.end:g} s is empty; the end must be after the start.")
+        return TemporalRegions(self.stream, ((self.start, self.end),)).apply(draft)
+
+
+@dataclass(frozen=True, eq=False)
+class TemporalRegions:
+    """TemporalRegion with several windows [start, end) s: a token that touches any of them is made anew."""
+
+    stream: str
+    windows: tuple[tuple[float, float], ...]
+
+    def apply(self, draft: Draft) -> Draft:
         clip = draft.shape.tokens
-        start, end = draft.positions[0, :clip].unbind(-1)
+        first, last = draft.positions[0, :clip].unbind(-1)
+        touched = torch.zeros(clip, dtype=torch.bool)
+        for start, end in self.windows:
+            if not start < end:
+                raise InputError(f"the window from {start:g} s to {end:g} s is empty; the end must be after the start.")
+            touched |= (last > start) & (first < end)
         mask = draft.mask.clone()
-        mask[:clip] *= ((end > self.start) & (start < self.end)).float()
+        mask[:clip] *= touched.float()
         return replace(draft, mask=mask)
 
 
@@ -289,8 +303,11 @@ def _strength(strength: float) -> float:
 
 
 def _frame(frame: int, draft: Draft) -> int:
-    """A pixel frame of the clip; negative counts from its end."""
-    frames = draft.shape.pixels(draft.compression).frames
+    return pixel_frame(frame, draft.shape.pixels(draft.compression).frames)
+
+
+def pixel_frame(frame: int, frames: int) -> int:
+    """A frame of a clip of `frames`; negative counts from its end. Raises InputError for one it does not have."""
     if not -frames <= frame < frames:
         raise InputError(f"frame {frame} is not in a clip of {frames} frames; use {-frames} to {frames - 1}, -1 is the last.")
     return frame % frames

@@ -14,7 +14,6 @@ from .sampler import sampler_of
 from .schedule import check_sigmas, sigmas_of
 from .shapes import PUBLISHED_COMPRESSION, AudioLatentShape, Compression, VideoShape, check_frame_rate
 
-SAMPLERS = ("auto", "euler", "euler_ancestral")
 MOST_STEPS = 1000
 MOST_SEED = 2**64 - 1
 

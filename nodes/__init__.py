@@ -2,13 +2,19 @@
 
 from comfy_api.latest import ComfyExtension
 
+from .audio_condition import LTX25AudioCondition, LTX25Extend, LTX25Retake
+from .condition import LTX25ImageCondition, LTX25KeyframeSlots, LTX25VideoCondition
 from .decode import DecodeAudioVAE, DecodeVideoVAE
+from .duration import LTX25PredictDuration
+from .encode import EncodeAudioVAE, EncodeVideoVAE
+from .enhance import LTX25EnhancePrompt
 from .guider import LTX25Guider
 from .instrument import LTX25RunReport, PlanLTX25Render
 from .latent import EmptyLTX25Latent
 from .load import LoadLTX25Checkpoint
 from .prompt import EncodeGemmaText
 from .sample import LTX25Sampler
+from .upscale import LTX25LatentUpscale
 
 
 class LTX25Extension(ComfyExtension):
@@ -23,4 +29,15 @@ class LTX25Extension(ComfyExtension):
             DecodeAudioVAE,
             PlanLTX25Render,
             LTX25RunReport,
+            EncodeVideoVAE,
+            EncodeAudioVAE,
+            LTX25ImageCondition,
+            LTX25VideoCondition,
+            LTX25AudioCondition,
+            LTX25Retake,
+            LTX25Extend,
+            LTX25KeyframeSlots,
+            LTX25LatentUpscale,
+            LTX25PredictDuration,
+            LTX25EnhancePrompt,
         ]

@@ -67,6 +67,11 @@ def split(latent: dict[str, Any]) -> Latents:
     )
 
 
+def with_conditions(latent: dict[str, Any], *items: Any) -> dict[str, Any]:
+    """A copy of a LATENT that carries more conditions; the sampler uses them up, native samplers do not see them."""
+    return {**latent, "conditions": (*latent.get("conditions", ()), *items)}
+
+
 def streams(samples: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(video, audio) of LATENT samples; raises InputError for shapes that are neither."""
     tensors = list(samples.unbind()) if samples.is_nested else [samples]

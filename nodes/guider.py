@@ -8,7 +8,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..ltx25.engine import SampleJob
-from ..ltx25.guidance import Bins, Guidance, parse_stg_blocks
+from ..ltx25.guidance import Bins, Guidance, TextRule, parse_stg_blocks
+from ..ltx25.guidance_text import by_sigma
 from ..ltx25.instrument import Watch
 from .bridge import FRAME_RATE, Entry, Latents, conditioning_in, contexts, join, split
 from .load import EngineType
@@ -107,6 +108,25 @@ class LTX25Guider(io.ComfyNode):
                     tooltip="0: the model runs on every step. n: only on every (n + 1)th; the steps between use its last prediction "
                     "again, faster and coarser.",
                 ),
+                io.Combo.Input(
+                    "rule",
+                    optional=True,
+                    options=[rule.value for rule in TextRule],
+                    default=TextRule.CFG.value,
+                    tooltip="How the negative prompt pulls. cfg: plainly, as the official pipelines do. cfg_star: the negative is scaled to "
+                    "the positive first. apg: less of what only makes the picture stronger (apg_eta), and never more than apg_norm.",
+                ),
+                io.Float.Input("apg_eta", optional=True, default=1.0, min=-10.0, max=10.0, step=0.05, tooltip="apg: the share that is kept of the pull along the prediction itself. 1: all, 0: none."),
+                io.Float.Input("apg_norm", optional=True, default=0.0, min=0.0, max=100000.0, step=1.0, tooltip="apg: the longest pull. 0: no limit."),
+                io.Float.Input("guidance_start", optional=True, default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Guidance begins at this noise level: 1 from the first step on."),
+                io.Float.Input("guidance_end", optional=True, default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Guidance ends at this noise level; below it one forward per step is enough. 0: never."),
+                io.String.Input(
+                    "bins",
+                    optional=True,
+                    default="",
+                    tooltip="Other values below a noise level: '0.9: video_cfg=2; 0.5: video_cfg=1, video_stg=0' means video_cfg 2 from 0.9 down, "
+                    "and so on. Names as above. Empty: the same at every step.",
+                ),
             ],
             outputs=[io.Guider.Output("guider", tooltip="For LTX-2.5 Sampler, or the native SamplerCustomAdvanced.")],
         )
@@ -127,15 +147,25 @@ class LTX25Guider(io.ComfyNode):
         audio_rescale=0.7,
         stg_blocks="28",
         skip_step=0,
+        rule="cfg",
+        apg_eta=1.0,
+        apg_norm=0.0,
+        guidance_start=1.0,
+        guidance_end=0.0,
+        bins="",
     ) -> io.NodeOutput:
         blocks = parse_stg_blocks(stg_blocks, engine.engine.blocks)
+        shared = {"stg_blocks": blocks, "skip_step": skip_step, "rule": TextRule(rule), "apg_eta": apg_eta, "apg_norm": apg_norm}
+        video = Guidance(video_cfg, video_stg, video_modality, video_rescale, **shared)
+        audio = Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, **shared)
+        video, audio = (by_sigma(one, name, bins, guidance_start, guidance_end) for name, one in (("video", video), ("audio", audio)))
         return io.NodeOutput(
             EngineGuider(
                 handle=engine,
                 positive=conditioning_in(positive, "positive"),
                 negative=None if negative is None else conditioning_in(negative, "negative"),
-                video=Bins.constant(Guidance(video_cfg, video_stg, video_modality, video_rescale, blocks, skip_step)),
-                audio=Bins.constant(Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, blocks, skip_step)),
+                video=video,
+                audio=audio,
             )
         )
 

@@ -19,7 +19,8 @@ from ..ltx25.instrument.plan_text import (
 from ..ltx25.instrument.planner import Budget, Planner
 from ..ltx25.instrument.plot import plot_run
 from ..ltx25.instrument.report import record_text
-from ..ltx25.request import SAMPLERS, Request
+from ..ltx25.request import Request
+from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES
 from .load import EngineType
 from .run import runs_folder

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any
 
 from comfy_api.latest import io
+from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..ltx25.engine import Engine, Sampled, SampleJob
 from ..ltx25.errors import InputError
-from ..ltx25.request import SAMPLERS
+from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
 from .bridge import join, split
 from .guider import EngineGuider
@@ -60,7 +61,8 @@ class LTX25Sampler(io.ComfyNode):
                     "sampler",
                     options=list(SAMPLERS),
                     default="auto",
-                    tooltip="auto: ancestral Euler with the distilled schedule, Euler with the others, as the official pipelines do.",
+                    tooltip="auto: ancestral Euler with the distilled schedule, Euler with the others, as the official pipelines do. res_2s: two "
+                    "forwards per step, for few steps of high quality. euler_cfg_pp: CFG++, needs a negative prompt.",
                 ),
                 io.Sigmas.Input(
                     "sigmas", optional=True, tooltip="Noise levels from 1 down to 0 of your own. They win over schedule and steps."
@@ -84,10 +86,17 @@ class LTX25Sampler(io.ComfyNode):
                 io.Boolean.Input(
                     "profile", default=False, tooltip="Traces one step and adds to the report where its time goes. Costs a few seconds."
                 ),
+                io.Boolean.Input(
+                    "token_shift",
+                    optional=True,
+                    default=False,
+                    tooltip="ltx2: noise levels by the number of tokens of the clip, as the official HQ pipeline does, instead of the same for every size.",
+                ),
             ],
             outputs=[
                 io.Latent.Output("latent", tooltip="The clip, for the decode nodes. Carries its frame rate and seed."),
                 io.String.Output("report", tooltip="Seconds and memory of every phase, and the forwards that ran."),
+                io.Latent.Output("keyframes", tooltip="The frames made for LTX-2.5 Keyframe Slots, as clips of one frame; decode them like any latent."),
             ],
         )
 
@@ -104,6 +113,7 @@ class LTX25Sampler(io.ComfyNode):
         frame_rate=0.0,
         eta=1.0,
         profile=False,
+        token_shift=False,
     ) -> io.NodeOutput:
         if not isinstance(guider, EngineGuider):
             raise InputError(
@@ -115,7 +125,7 @@ class LTX25Sampler(io.ComfyNode):
         if sigmas is not None:
             schedule, levels = None, tuple(float(sigma) for sigma in sigmas)
         else:
-            levels = sigmas_of(schedule, steps)
+            levels = sigmas_of(schedule, steps, parts.video[0, 0].numel()) if token_shift and parts.video is not None else sigmas_of(schedule, steps)
         with node_run(engine, bar="sample", previews=True) as run:
             job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch)
             run.record.describe(**_facts(engine, job))
@@ -123,7 +133,15 @@ class LTX25Sampler(io.ComfyNode):
             run.tell(sampled.notices)
         out = {key: value for key, value in latent.items() if key not in CONSUMED}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
-        return io.NodeOutput(out, _report(sampled, run))
+        return io.NodeOutput(out, _report(sampled, run), _keyframes(sampled, out))
+
+
+def _keyframes(sampled: Sampled, clip: dict[str, Any]) -> Any:
+    """(B, C, count, h, w) as a batch of one-frame clips: what the VAE knows them as."""
+    if sampled.keyframes is None:
+        return ExecutionBlocker("There are no keyframes: none were asked for with LTX-2.5 Keyframe Slots.")
+    frames = sampled.keyframes.movedim(2, 1).flatten(0, 1).unsqueeze(2).contiguous()
+    return {"samples": frames, "frame_rate": clip["frame_rate"], "seed": clip["seed"]}
 
 
 def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:

@@ -5,13 +5,20 @@ from pathlib import Path
 
 import pytest
 from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE
-from comfyui_ltx25.tests.support.contract import NO_DEFAULT, NODES, OPTIONAL, WIDGETS
+from comfyui_ltx25.tests.support.contract import FOLDERS, NO_DEFAULT, NODES, OPTIONAL, WIDGETS
 
 WORKFLOWS = Path(__file__).resolve().parents[1] / "workflows"
 UI = sorted(WORKFLOWS.glob("*.json"))
 API = sorted((WORKFLOWS / "api").glob("*.json"))
-CORE = {"CreateVideo", "SaveVideo", "PreviewAny", "MarkdownNote"}
-FILES = {"diffusion_models", "text_encoders", "vae"}
+CORE = {
+    *("CreateVideo", "SaveVideo", "SaveAudio", "PreviewAny", "MarkdownNote"),
+    *("LoadImage", "LoadAudio", "LoadVideo", "GetVideoComponents", "LTXVSeparateAVLatent"),
+}
+NAMES = {
+    *("text_to_video", "text_to_video_distilled", "image_to_video", "first_last_frame", "keyframes", "reference_video"),
+    *("audio_to_video", "text_to_audio", "video_to_audio", "two_stage_distilled", "two_stage_guided", "two_stage_hq"),
+}
+SOUND_ALONE, OWN_SOUND, OWN_VIDEO = {"text_to_audio"}, {"audio_to_video"}, {"video_to_audio"}
 
 
 def nodes_of(path, kind):
@@ -21,7 +28,7 @@ def nodes_of(path, kind):
 
 def test_every_workflow_has_its_api_twin_and_one_that_runs_tiny():
     names = {path.stem for path in UI}
-    assert names == {"text_to_video", "text_to_video_distilled"}
+    assert names == NAMES
     assert {path.stem for path in API} == names | {f"{name}_tiny" for name in names}
 
 
@@ -39,8 +46,8 @@ def test_api_workflow_names_only_nodes_and_inputs_that_exist(path):
             value = node["inputs"].get(name)
             if isinstance(value, list):
                 source, slot = value
-                outputs = NODES.get(prompt[source]["class_type"], ([], []))[1]
-                assert outputs[slot][1] == kind, f"{key}.{name}"
+                if prompt[source]["class_type"] in NODES:  # a host test runs the rest
+                    assert NODES[prompt[source]["class_type"]][1][slot][1] == kind, f"{key}.{name}"
             elif default is not NO_DEFAULT and isinstance(kind, tuple):
                 assert value in kind, f"{key}.{name}"
 
@@ -54,6 +61,8 @@ def test_ui_workflow_keeps_its_widget_values_in_contract_order(path):
             continue
         saved = dict(zip(WIDGETS[kind], node.get("widgets_values", []), strict=True))
         saved.pop("control_after_generate", None)
+        linked = {link["name"] for link in node["inputs"] if link.get("link") is not None}
+        saved = {name: value for name, value in saved.items() if name not in linked}
         sent = {name: value for name, value in api[str(node["id"])]["inputs"].items() if not isinstance(value, list)}
         assert saved == sent, kind
 
@@ -63,10 +72,10 @@ def test_ui_workflow_offers_the_pack_and_every_file_it_needs(path):
     for node, kind in nodes_of(path, "ui"):
         if kind in NODES:
             assert node["properties"]["cnr_id"] == "ltx25-engine" and node["properties"]["ver"], kind
-        if kind == "LoadLTX25Checkpoint":
+        if kind in ("LoadLTX25Checkpoint", "LTX25LatentUpscale"):
             chosen = dict(zip(WIDGETS[kind], node.get("widgets_values", []), strict=True))
             offered = {model["name"]: model for model in node["properties"]["models"]}
-            for name, folder in [(name, folder) for name, folder, _ in NODES[kind][0] if folder in FILES]:
+            for name, folder in [(name, folder) for name, folder, _ in NODES[kind][0] if isinstance(folder, str) and folder in FOLDERS]:
                 model = offered.pop(chosen[name])
                 assert model["directory"] == folder
                 assert model["url"] == f"https://huggingface.co/Lightricks/LTX-2.5/resolve/main/{folder}/{chosen[name]}"
@@ -77,11 +86,49 @@ def test_ui_workflow_offers_the_pack_and_every_file_it_needs(path):
 def test_workflow_ends_in_a_saved_video_at_the_latents_own_rate(path):
     prompt = json.loads((WORKFLOWS / "api" / path.name).read_text())
     kinds = {key: node["class_type"] for key, node in prompt.items()}
+    if path.stem in SOUND_ALONE:
+        assert "DecodeVideoVAE" not in kinds.values() and "SaveAudio" in kinds.values()
+        return
     create = next(node for node in prompt.values() if node["class_type"] == "CreateVideo")
     save = next(node for node in prompt.values() if node["class_type"] == "SaveVideo")
-    assert kinds[create["inputs"]["fps"][0]] == "DecodeVideoVAE" and create["inputs"]["fps"][1] == 1
-    assert kinds[create["inputs"]["audio"][0]] == "DecodeAudioVAE"
+    frames = ("GetVideoComponents", 2) if path.stem in OWN_VIDEO else ("DecodeVideoVAE", 1)
+    assert (kinds[create["inputs"]["fps"][0]], create["inputs"]["fps"][1]) == frames
+    assert kinds[create["inputs"]["audio"][0]] == ("LoadAudio" if path.stem in OWN_SOUND else "DecodeAudioVAE")
     assert kinds[save["inputs"]["video"][0]] == "CreateVideo"
+
+
+def test_f8_stage_two_starts_from_the_distilled_levels_and_not_from_noise():
+    for name in ("two_stage_distilled", "two_stage_guided", "two_stage_hq"):
+        prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text())
+        first, second = [node["inputs"] for node in prompt.values() if node["class_type"] == "LTX25Sampler"]
+        assert second["schedule"] == "distilled_stage2" and first["schedule"] != "distilled_stage2"
+        assert prompt[second["latent"][0]]["class_type"] == "LTX25LatentUpscale"
+
+
+def test_two_stage_guided_ships_the_sound_of_stage_one_and_distilled_that_of_stage_two():
+    for name, schedule in (("two_stage_distilled", "distilled_stage2"), ("two_stage_guided", "ltx2"), ("two_stage_hq", "ltx2")):
+        prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text())
+        (sound,) = [node["inputs"]["latent"][0] for node in prompt.values() if node["class_type"] == "DecodeAudioVAE"]
+        assert prompt[sound]["inputs"]["schedule"] == schedule
+
+
+def test_hq_workflow_is_the_official_preset():
+    prompt = json.loads((WORKFLOWS / "api" / "two_stage_hq.json").read_text())
+    first, second = [node["inputs"] for node in prompt.values() if node["class_type"] == "LTX25Sampler"]
+    assert (first["sampler"], first["steps"], first["token_shift"], second["sampler"]) == ("res_2s", 15, True, "res_2s")
+    guider = prompt[first["guider"][0]]["inputs"]
+    scales = ("cfg", "stg", "modality", "rescale")
+    assert [guider[f"video_{name}"] for name in scales] == [3, 0, 3, 0.45] and [guider[f"audio_{name}"] for name in scales] == [7, 0, 3, 1]
+    assert guider["stg_blocks"] == ""
+
+
+def test_x4_no_workflow_uses_the_enhancer_and_every_file_has_its_size():
+    for path in UI:
+        prompt = json.loads((WORKFLOWS / "api" / path.name).read_text())
+        assert "LTX25EnhancePrompt" not in {node["class_type"] for node in prompt.values()}
+        note = next(node["widgets_values"][0] for node in json.loads(path.read_text())["nodes"] if node["type"] == "MarkdownNote")
+        names = [value for node in prompt.values() for value in node["inputs"].values() if isinstance(value, str) and value.endswith(".safetensors")]
+        assert names and all(f"[{name}]" in note for name in names)
 
 
 def test_e4_the_negative_prompt_is_the_default_one_in_plain_sight():

@@ -17,7 +17,8 @@ from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, m
 from ..instrument.forecast import forecaster
 from ..latents import empty_latents
 from ..mux import check_output, write_video
-from ..request import SAMPLERS, Request, parse_sigmas
+from ..request import Request, parse_sigmas
+from ..sampler import SAMPLERS
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready

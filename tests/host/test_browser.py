@@ -22,6 +22,11 @@ def published(host):
                 file = host.base / "models" / model["directory"] / model["name"]
                 file.touch()
                 made.append(file)
+    for name in ("example.png", "voice.wav", "clip.mp4"):
+        file = host.base / "input" / name
+        if not file.exists():
+            file.touch()
+            made.append(file)
     yield
     for file in set(made):
         file.unlink()
@@ -46,4 +51,7 @@ def test_x2_workflow_loads_without_a_missing_type_or_a_red_node(seen, path):
 
 @pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
 def test_x5_the_run_button_sends_the_api_twin(seen, path):
-    assert seen[path.stem]["api"] == json.loads((PACK / "workflows" / "api" / path.name).read_text())
+    sent = seen[path.stem]["api"]
+    for node in sent.values():
+        node["inputs"].pop("video-preview", None)  # of the frontend's own, there once it has looked at the file
+    assert sent == json.loads((PACK / "workflows" / "api" / path.name).read_text())

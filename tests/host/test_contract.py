@@ -4,10 +4,10 @@ import re
 
 import pytest
 from comfyui_ltx25.tests.host.conftest import NAME, PACK
-from comfyui_ltx25.tests.support.contract import NO_DEFAULT, NODES, OPTIONAL
+from comfyui_ltx25.tests.support.contract import FOLDERS, NO_DEFAULT, NODES, OPTIONAL
 
 
-def test_pack_loads_and_offers_the_seven_nodes_of_the_contract(host):
+def test_pack_loads_and_offers_the_nodes_of_the_contract(host):
     start_up = host.log().split("Starting server")[0]  # later errors are those that other tests provoke
     assert "Traceback" not in start_up and "IMPORT FAILED" not in start_up, start_up
     assert host.assert_pack_loaded(NAME) == sorted(NODES)
@@ -28,7 +28,7 @@ def test_inputs_outputs_and_defaults_are_those_of_the_contract(host, tiny, node)
     for name, kind, default in inputs:
         got, options = declared[name]
         assert options.get("tooltip"), f"{name} has no tooltip"
-        if isinstance(kind, tuple) or kind in ("diffusion_models", "text_encoders", "vae"):
+        if isinstance(kind, tuple) or kind in FOLDERS:
             wanted = list(kind) if isinstance(kind, tuple) else sorted(path.name for path in (tiny / kind).iterdir())
             assert got == "COMBO" and sorted(options["options"]) == sorted(wanted), name
             assert isinstance(kind, str) or options["options"] == wanted, name

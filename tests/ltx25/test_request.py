@@ -3,7 +3,8 @@ import math
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.guidance import AUDIO, VIDEO
-from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, SAMPLERS, Request, parse_sigmas
+from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request, parse_sigmas
+from comfyui_ltx25.ltx25.sampler import SAMPLERS
 from comfyui_ltx25.ltx25.schedule import ltx2, sigmas_of
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, Compression, VideoShape
 

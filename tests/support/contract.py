@@ -5,6 +5,8 @@ options, or the folder under models/ that fills it. NO_DEFAULT: a link.
 """
 
 NO_DEFAULT = object()
+SAMPLERS = ("auto", "euler", "euler_ancestral", "res_2s", "gradient_estimation", "euler_cfg_pp")
+FOLDERS = {"diffusion_models", "text_encoders", "vae", "latent_upscale_models", "model_patches"}  # under models/
 
 NODES = {
     "LoadLTX25Checkpoint": (
@@ -46,6 +48,12 @@ NODES = {
             ("stg_blocks", "STRING", "28"),
             ("skip_step", "INT", 0),
             ("negative", "CONDITIONING", NO_DEFAULT),  # optional inputs are listed after the required ones
+            ("rule", ("cfg", "cfg_star", "apg"), "cfg"),
+            ("apg_eta", "FLOAT", 1.0),
+            ("apg_norm", "FLOAT", 0.0),
+            ("guidance_start", "FLOAT", 1.0),
+            ("guidance_end", "FLOAT", 0.0),
+            ("bins", "STRING", ""),
         ],
         [("guider", "GUIDER")],
     ),
@@ -56,13 +64,14 @@ NODES = {
             ("seed", "INT", 0),
             ("schedule", ("ltx2", "distilled", "distilled_stage2"), "ltx2"),
             ("steps", "INT", 30),
-            ("sampler", ("auto", "euler", "euler_ancestral"), "auto"),
+            ("sampler", SAMPLERS, "auto"),
             ("frame_rate", "FLOAT", 0.0),
             ("eta", "FLOAT", 1.0),
             ("profile", "BOOLEAN", False),
             ("sigmas", "SIGMAS", NO_DEFAULT),
+            ("token_shift", "BOOLEAN", False),
         ],
-        [("latent", "LATENT"), ("report", "STRING")],
+        [("latent", "LATENT"), ("report", "STRING"), ("keyframes", "LATENT")],
     ),
     "DecodeVideoVAE": (
         [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("tiling", ("auto", "off"), "auto")],
@@ -77,7 +86,7 @@ NODES = {
             ("frame_rate", "FLOAT", 24.0),
             ("schedule", ("ltx2", "distilled", "distilled_stage2"), "ltx2"),
             ("steps", "INT", 30),
-            ("sampler", ("auto", "euler", "euler_ancestral"), "auto"),
+            ("sampler", SAMPLERS, "auto"),
             ("guidance", "BOOLEAN", True),
             ("batch_size", "INT", 1),
             ("time_budget", "STRING", ""),
@@ -90,9 +99,102 @@ NODES = {
         [("image", "IMAGE"), ("text", "STRING")],
     ),
     "DecodeAudioVAE": ([("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT)], [("audio", "AUDIO")]),
+    "EncodeVideoVAE": (
+        [("engine", "LTX25_ENGINE", NO_DEFAULT), ("images", "IMAGE", NO_DEFAULT), ("frame_rate", "FLOAT", 24.0), ("audio", "AUDIO", NO_DEFAULT)],
+        [("latent", "LATENT")],
+    ),
+    "EncodeAudioVAE": ([("engine", "LTX25_ENGINE", NO_DEFAULT), ("audio", "AUDIO", NO_DEFAULT)], [("latent", "LATENT")]),
+    "LTX25ImageCondition": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("image", "IMAGE", NO_DEFAULT),
+            ("frame", "INT", 0),
+            ("strength", "FLOAT", 1.0),
+            ("crf", "INT", 18),
+        ],
+        [("latent", "LATENT")],
+    ),
+    "LTX25VideoCondition": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("images", "IMAGE", NO_DEFAULT),
+            ("mode", ("guide", "reference", "keep"), "guide"),
+            ("frame", "INT", 0),
+            ("strength", "FLOAT", 1.0),
+            ("attention", "FLOAT", 1.0),
+            ("downscale", "INT", 1),
+            ("temporal", "INT", 1),
+        ],
+        [("latent", "LATENT")],
+    ),
+    "LTX25AudioCondition": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("audio", "AUDIO", NO_DEFAULT),
+            ("mode", ("soundtrack", "voice"), "soundtrack"),
+            ("strength", "FLOAT", 1.0),
+        ],
+        [("latent", "LATENT")],
+    ),
+    "LTX25Retake": (
+        [("latent", "LATENT", NO_DEFAULT), ("stretches", "STRING", "1-2"), ("streams", ("both", "video", "audio"), "both")],
+        [("latent", "LATENT")],
+    ),
+    "LTX25Extend": (
+        [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("frames", "INT", 48), ("loop", "BOOLEAN", False)],
+        [("latent", "LATENT")],
+    ),
+    "LTX25KeyframeSlots": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("count", "INT", 3),
+            ("frames", "STRING", ""),
+            ("keyframes", "LATENT", NO_DEFAULT),
+        ],
+        [("latent", "LATENT")],
+    ),
+    "LTX25LatentUpscale": (
+        [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("upscale_model", "latent_upscale_models", None)],
+        [("latent", "LATENT")],
+    ),
+    "LTX25PredictDuration": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("positive", "CONDITIONING", NO_DEFAULT),
+            ("duration_head", "model_patches", None),
+            ("frame_rate", "FLOAT", 24.0),
+            ("min_seconds", "FLOAT", 1.0),
+            ("max_seconds", "FLOAT", 20.0),
+        ],
+        [("frames", "INT"), ("seconds", "FLOAT")],
+    ),
+    "LTX25EnhancePrompt": (
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("text", "STRING", ""),
+            ("enabled", "BOOLEAN", False),
+            ("model", "STRING", ""),
+            ("image", "IMAGE", NO_DEFAULT),
+        ],
+        [("text", "STRING")],
+    ),
 }
 
-OPTIONAL = {("LTX25Guider", "negative"), ("LTX25Sampler", "sigmas"), ("LTX25RunReport", "after")}
+# What came later is optional too, so that prompts saved before still run.
+OPTIONAL = {
+    ("LTX25Guider", "negative"),
+    *(("LTX25Guider", name) for name in ("rule", "apg_eta", "apg_norm", "guidance_start", "guidance_end", "bins")),
+    ("LTX25Sampler", "sigmas"),
+    ("LTX25Sampler", "token_shift"),
+    ("LTX25RunReport", "after"),
+    ("EncodeVideoVAE", "audio"),
+    ("LTX25KeyframeSlots", "keyframes"),
+    ("LTX25EnhancePrompt", "image"),
+}
 
 # The widgets in the order that a saved workflow keeps their values in; seed brings a second one with it.
 WIDGETS = {

@@ -53,6 +53,61 @@ class ProbeLatent(io.ComfyNode):
         return io.NodeOutput(latent)
 
 
+class ProbeFrames(io.ComfyNode):
+    """Some frames of a LATENT's video, and of its audio when asked for."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeFrames",
+            category="probe",
+            inputs=[io.Latent.Input("latent"), io.Int.Input("start"), io.Int.Input("count"), io.Int.Input("audio", optional=True, default=0)],
+            outputs=[io.Latent.Output("latent")],
+        )
+
+    @classmethod
+    def execute(cls, latent, start, count, audio=0):
+        samples = latent["samples"]
+        parts = samples.unbind() if samples.is_nested else [samples]
+        video = parts[0][:, :, start : start + count].contiguous()
+        return io.NodeOutput({"samples": NestedTensor((video, parts[1][:, :, :audio].contiguous())) if audio else video})
+
+
+class ProbeImage(io.ComfyNode):
+    """An IMAGE of any shape: seeded noise."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeImage",
+            category="probe",
+            inputs=[io.String.Input("shape"), io.String.Input("fill", optional=True, default="noise")],
+            outputs=[io.Image.Output("image")],
+        )
+
+    @classmethod
+    def execute(cls, shape, fill="noise"):
+        image = torch.rand(json.loads(shape), generator=torch.Generator().manual_seed(0))
+        if fill == "nan":
+            image.view(-1)[0] = float("nan")
+        return io.NodeOutput(image)
+
+
+class ProbeAudio(io.ComfyNode):
+    """An AUDIO of any shape and rate: seeded noise."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeAudio", category="probe", inputs=[io.String.Input("shape"), io.Int.Input("rate")], outputs=[io.Audio.Output("audio")]
+        )
+
+    @classmethod
+    def execute(cls, shape, rate):
+        wave = torch.rand(json.loads(shape), generator=torch.Generator().manual_seed(0)) - 0.5
+        return io.NodeOutput({"waveform": wave, "sample_rate": rate})
+
+
 class ProbeConditioning(io.ComfyNode):
     """Changes a CONDITIONING in one way."""
 
@@ -143,7 +198,7 @@ def make(shape, fill, generator):
 
 class Probes(ComfyExtension):
     async def get_node_list(self):
-        return [ProbeInspect, ProbeLatent, ProbeConditioning, ProbeForeignGuider, ProbeModels]
+        return [ProbeInspect, ProbeLatent, ProbeConditioning, ProbeForeignGuider, ProbeModels, ProbeFrames, ProbeImage, ProbeAudio]
 
 
 async def comfy_entrypoint():

@@ -1,0 +1,118 @@
+"""Sound that a clip is told, and which stretches of a clip are made anew: LTX25AudioCondition, LTX25Retake, LTX25Extend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRegions
+from ..ltx25.errors import InputError
+from ..ltx25.extend import extend
+from ..ltx25.moments import parse_stretches
+from .bridge import FRAME_RATE, join, split, with_conditions
+from .encode import encode_soundtrack, sound_of
+from .load import EngineType
+from .run import node_run
+
+MODES = ("soundtrack", "voice")
+STREAMS = ("both", "video", "audio")
+
+
+class LTX25AudioCondition(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25AudioCondition",
+            display_name="LTX-2.5 Audio Condition",
+            category="LTX-2.5",
+            description="Brings your own sound: kept as the clip's soundtrack that the video follows, or as a voice the clip speaks with.",
+            search_aliases=["audio to video", "lip sync", "soundtrack", "voice reference", "LTXVReferenceAudio", "talking", "music video"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="The clip."),
+                io.Audio.Input("audio", tooltip="Any sample rate and layout. A soundtrack is cut, or padded with silence, to the length of the clip."),
+                io.Combo.Input(
+                    "mode",
+                    options=list(MODES),
+                    default="soundtrack",
+                    tooltip="soundtrack: this sound is the clip's, bit for bit, and the video is made to it. voice: new sound is made that resembles this voice.",
+                ),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="voice: 1 shows the voice as it is, lower as a noisier memory of it. Not read for a soundtrack."),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The clip with this sound, for LTX-2.5 Sampler. Save the video with your own sound: it is better than any decoded one.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, audio, mode="soundtrack", strength=1.0) -> io.NodeOutput:
+        parts = split(latent)
+        with node_run(engine.engine, bar="encode.audio") as run:
+            if mode == "voice":
+                wave, rate = sound_of(audio)
+                return io.NodeOutput(with_conditions(latent, ReferenceAudio(engine.engine.encode_audio(wave, rate, run.watch), strength)))
+            if parts.video is None:
+                raise InputError("The latent holds audio only: with a soundtrack kept there is nothing left to make; use Empty LTX-2.5 Latent.")
+            batch, frames = len(parts.video), engine.engine.video_shape(parts.video).frames
+            sound = encode_soundtrack(engine.engine, audio, frames, parts.frame_rate or FRAME_RATE, run.watch)
+        if len(sound) not in (1, batch):
+            raise InputError(f"{len(sound)} sounds were given for {batch} clip(s), wanted one, or one for each.")
+        out = with_conditions(latent, Frozen("audio"))
+        out["samples"] = join(parts.video, sound.expand(batch, -1, -1, -1).to(parts.video.device))
+        return io.NodeOutput(out)
+
+
+class LTX25Retake(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25Retake",
+            display_name="LTX-2.5 Retake",
+            category="LTX-2.5",
+            description="Makes stretches of a finished clip anew and keeps the rest bit for bit.",
+            search_aliases=["retake", "inpaint time", "regenerate part", "temporal mask", "edit video", "noise mask", "replace audio"],
+            inputs=[
+                io.Latent.Input("latent", tooltip="A whole clip, from Encode Video VAE or LTX-2.5 Sampler."),
+                io.String.Input("stretches", default="1-2", tooltip="Seconds to make anew, with commas: 1-2.5, 4-5. A latent frame (8 video frames, 1/25 s of sound) that a stretch touches is made anew as a whole."),
+                io.Combo.Input("streams", options=list(STREAMS), default="both", tooltip="What is made anew there. The other stream stays exactly as it is, in full length, and is still seen."),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The clip with these stretches noted, for LTX-2.5 Sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, latent, stretches="1-2", streams="both") -> io.NodeOutput:
+        parts, windows = split(latent), parse_stretches(stretches)
+        there = [name for name in ("video", "audio") if getattr(parts, name) is not None]
+        made = [name for name in there if streams in ("both", name)]
+        if not made:
+            raise InputError(f"the {streams} is to be made anew, but the latent has no {streams}; choose {there[0]}.")
+        kept = [Frozen(name) for name in there if name not in made]
+        return io.NodeOutput(with_conditions(latent, *(TemporalRegions(name, windows) for name in made), *kept))
+
+
+class LTX25Extend(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25Extend",
+            display_name="LTX-2.5 Extend",
+            category="LTX-2.5",
+            description="Makes a clip longer, picture and sound together: what is there stays bit for bit, the model goes on from it.",
+            search_aliases=["extend video", "continue", "longer", "loop", "looping"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="A whole clip, from Encode Video VAE or LTX-2.5 Sampler."),
+                io.Int.Input("frames", default=48, min=8, max=8192, step=8, tooltip="How many frames are added, a multiple of 8."),
+                io.Boolean.Input("loop", default=False, tooltip="The last frame becomes the first one again, so that the clip can be repeated."),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The longer clip, for LTX-2.5 Sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, frames=48, loop=False) -> io.NodeOutput:
+        parts = split(latent)
+        if parts.video is None:
+            raise InputError("The latent holds audio only, and a clip with video is wanted; use Encode Video VAE or LTX-2.5 Sampler.")
+        longer = extend(parts.video, parts.audio, parts.video_mask, parts.audio_mask, frames, parts.frame_rate or FRAME_RATE, engine.engine.compression)
+        out: dict[str, Any] = with_conditions(latent, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else []))
+        out.update(samples=join(longer.video, longer.audio), noise_mask=join(longer.video_mask, longer.audio_mask))
+        return io.NodeOutput(out)

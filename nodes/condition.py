@@ -1,0 +1,217 @@
+"""Pictures and videos that a clip is told beside its prompt: LTX25ImageCondition, LTX25VideoCondition, LTX25KeyframeSlots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, KeyframeSlots, Reference, pixel_frame
+from ..ltx25.engine import Engine
+from ..ltx25.errors import InputError
+from ..ltx25.image import CRF, WORST_CRF, every_other, prepare_images
+from ..ltx25.moments import parse_frames
+from ..ltx25.shapes import VideoShape, evenly_spaced_frames
+from .bridge import Latents, join, split, with_conditions
+from .load import EngineType
+from .run import node_run
+
+MODES = ("guide", "reference", "keep")
+
+
+class LTX25ImageCondition(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25ImageCondition",
+            display_name="LTX-2.5 Image Condition",
+            category="LTX-2.5",
+            description="Pins a picture to a frame of the clip. Chain as many as you like, in any order.",
+            search_aliases=["image to video", "first frame", "last frame", "keyframe", "LTXVImgToVideo", "LTXVAddGuide", "start image", "end image"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="The clip, for example from Empty LTX-2.5 Latent. Its size is what the picture is fitted to."),
+                io.Image.Input("image", tooltip="Any size: scaled to cover the clip and cut at the edges, never squeezed. One picture, or one for each clip of the batch."),
+                io.Int.Input(
+                    "frame",
+                    default=0,
+                    min=-8193,
+                    max=8192,
+                    tooltip="The frame of the video it stands at, from 0. Negative counts from the end: -1 is the last frame.",
+                ),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="1: the frame is this picture. Lower: it may be changed. 0: no effect."),
+                io.Int.Input(
+                    "crf",
+                    default=CRF,
+                    min=0,
+                    max=WORST_CRF,
+                    tooltip=f"Video compression the picture goes through first, as in training: too clean a picture freezes the video. {CRF} for LTX-2.5, 0: off.",
+                ),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The clip with this picture noted, for the next condition or LTX-2.5 Sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, image, frame=0, strength=1.0, crf=CRF) -> io.NodeOutput:
+        clip = Clip.of(engine.engine, latent)
+        pixel_frame(frame, clip.size.frames)
+        if len(image) not in (1, clip.batch):
+            raise InputError(f"{len(image)} pictures were given for {clip.batch} clip(s), wanted one, or one for each; use LTX-2.5 Video Condition for the frames of a video.")
+        pictures = prepare_images(image, clip.size.height, clip.size.width, crf)
+        with node_run(engine.engine, bar="encode.video") as run:
+            encoded = torch.cat([engine.engine.encode_video(picture, run.watch) for picture in pictures.split(1)])
+        return io.NodeOutput(with_conditions(latent, Image(encoded, frame, strength)))
+
+
+class LTX25VideoCondition(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25VideoCondition",
+            display_name="LTX-2.5 Video Condition",
+            category="LTX-2.5",
+            description="Shows the model a video: as a guide at a place in the clip, as the reference of an IC-LoRA, or kept whole to make its sound.",
+            search_aliases=["LTXVAddGuide", "IC-LoRA", "control video", "reference video", "video to audio", "foley", "depth", "pose", "canny"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="The clip that is made. Frames are fitted to its size."),
+                io.Image.Input("images", tooltip="The frames of the video, at the clip's frame rate. Of a number that is not 8 n + 1 the last ones are left out."),
+                io.Combo.Input(
+                    "mode",
+                    options=list(MODES),
+                    default="guide",
+                    tooltip="guide: these frames from `frame` on. reference: the whole video beside the clip, for an IC-LoRA. keep: the video "
+                    "stays exactly as it is and only the sound is made.",
+                ),
+                io.Int.Input("frame", default=0, min=-8193, max=8192, tooltip="guide: where the frames begin, from 0; negative counts from the end of the clip."),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="guide, reference: 1 shows the video as it is, lower as a noisier memory of it."),
+                io.Float.Input(
+                    "attention",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="guide, reference: how much the clip looks at these frames. 1: fully, at full speed. Below 1 attention needs a mask and is slower.",
+                ),
+                io.Int.Input("downscale", default=1, min=1, max=16, tooltip="reference: how many times smaller than the clip the IC-LoRA wants it (reference_downscale_factor of the LoRA)."),
+                io.Int.Input("temporal", default=1, min=1, max=16, tooltip="reference: every how many frames one is shown (reference_temporal_scale_factor of the LoRA)."),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The clip with this video noted. The sampler's result has the clip's own length.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, images, mode="guide", frame=0, strength=1.0, attention=1.0, downscale=1, temporal=1) -> io.NodeOutput:
+        clip = Clip.of(engine.engine, latent)
+        with node_run(engine.engine, bar="encode.video") as run:
+            encode = _Encoder(engine.engine, run)
+            if mode == "keep":
+                return io.NodeOutput(_kept(latent, clip, encode(_whole(images, clip), clip.size)))
+            if mode == "reference":
+                size = _smaller(clip.size, downscale, engine.engine.compression.side)
+                item = Reference(encode(every_other(images[: clip.size.frames], temporal), size), strength, downscale, temporal)
+            else:
+                at = pixel_frame(frame, clip.size.frames)
+                encoded = encode(images[: clip.size.frames - at], clip.size)
+                pixels = engine.engine.video_shape(encoded).frames
+                item = KeyframeIndex(encoded, at, strength, pixels)
+        return io.NodeOutput(with_conditions(latent, item if attention == 1.0 else AttentionStrength(item, attention)))
+
+
+class LTX25KeyframeSlots(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTX25KeyframeSlots",
+            display_name="LTX-2.5 Keyframe Slots",
+            category="LTX-2.5",
+            description="Lets the model make single, sharp frames beside the clip; they come out of LTX-2.5 Sampler as keyframes.",
+            search_aliases=["generated keyframes", "DFR", "diffusion fidelity rendering", "keyframes"],
+            inputs=[
+                EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
+                io.Latent.Input("latent", tooltip="The clip."),
+                io.Int.Input("count", default=3, min=0, max=64, tooltip="How many, evenly spread between the ends of the clip. Not read when frames are named."),
+                io.String.Input("frames", default="", tooltip="The frames to make, from 0, with commas: 24, 48. Empty: `count` evenly spread ones."),
+                io.Latent.Input("keyframes", optional=True, tooltip="What they start from: the keyframes of a smaller render, upscaled."),
+            ],
+            outputs=[io.Latent.Output("latent", tooltip="The clip with the slots noted, for LTX-2.5 Sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, engine, latent, count=3, frames="", keyframes=None) -> io.NodeOutput:
+        clip = Clip.of(engine.engine, latent)
+        at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
+        if not at:
+            return io.NodeOutput(latent)
+        for frame in at:
+            pixel_frame(frame, clip.size.frames)
+        initial = None if keyframes is None else _in_time(_video(split(keyframes)), clip.batch, len(at))
+        return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, initial)))
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The video of a LATENT that conditions are fitted to: its size in pixels, its batch."""
+
+    parts: Latents
+    size: VideoShape
+    batch: int
+
+    @staticmethod
+    def of(engine: Engine, latent: dict[str, Any]) -> Clip:
+        parts = split(latent)
+        video = _video(parts)
+        return Clip(parts, engine.video_shape(video), len(video))
+
+
+def _video(parts: Latents) -> torch.Tensor:
+    if parts.video is None:
+        raise InputError("The latent holds audio only, and a picture needs a video to stand in; use Empty LTX-2.5 Latent.")
+    return parts.video
+
+
+class _Encoder:
+    """Frames of any size to a latent of `size`, and a word about those that do not fit the grid."""
+
+    def __init__(self, engine: Engine, run: Any) -> None:
+        self._engine, self._run = engine, run
+
+    def __call__(self, images: torch.Tensor, size: VideoShape) -> torch.Tensor:
+        latent = self._engine.encode_video(prepare_images(images, size.height, size.width, 0), self._run.watch)
+        frames = self._engine.video_shape(latent).frames
+        if frames != len(images):
+            self._run.tell([f"{len(images)} frames are not 8 n + 1: the last {len(images) - frames} are left out, {frames} are used."])
+        return latent
+
+
+def _whole(images: torch.Tensor, clip: Clip) -> torch.Tensor:
+    if len(images) < clip.size.frames:
+        raise InputError(f"the video has {len(images)} frames and the clip {clip.size.frames}; make the latent {max(1, (len(images) - 1) // 8 * 8 + 1)} frames long.")
+    return images[: clip.size.frames]
+
+
+def _kept(latent: dict[str, Any], clip: Clip, video: torch.Tensor) -> dict[str, Any]:
+    if clip.parts.audio is None:
+        raise InputError("The video is kept, so only its sound can be made, and the latent holds none; use Empty LTX-2.5 Latent.")
+    kept = with_conditions(latent, Frozen("video"))
+    kept["samples"] = join(video.expand(clip.batch, -1, -1, -1, -1), clip.parts.audio)
+    return kept
+
+
+def _smaller(size: VideoShape, factor: int, side: int) -> VideoShape:
+    if size.height % (factor * side) or size.width % (factor * side):
+        raise InputError(
+            f"a reference {factor} times smaller than {size.width} x {size.height} px is not a multiple of {side} px; "
+            f"use a clip whose sides are multiples of {factor * side}."
+        )
+    return VideoShape(size.frames, size.height // factor, size.width // factor)
+
+
+def _in_time(keyframes: torch.Tensor, batch: int, count: int) -> torch.Tensor:
+    """Keyframes as the sampler gives them, (B * count, C, 1, h, w), side by side: (B, C, count, h, w)."""
+    if keyframes.shape[2] != 1 or len(keyframes) != batch * count:
+        raise InputError(f"the keyframes are {len(keyframes)} clips of {keyframes.shape[2]} latent frame(s), wanted {batch * count} of one: {count} for each of {batch} clip(s).")
+    return keyframes[:, :, 0].unflatten(0, (batch, count)).movedim(1, 2)
+
+

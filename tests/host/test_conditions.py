@@ -1,0 +1,329 @@
+"""What a clip can be told, on a real server: every shipped workflow, and what the reports of users ask of it."""
+
+import io
+import json
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from comfyui_ltx25.tests.host.conftest import PACK, start
+from comfyui_ltx25.tests.host.test_text_to_video import decoded
+from comfyui_ltx25.tests.support.comfyui_host import Rejected
+from PIL import Image
+
+TINY = sorted(path.stem for path in (PACK / "workflows" / "api").glob("*_tiny.json"))
+RATE = 22050  # Hz, on purpose neither the model's nor the output's
+
+
+@pytest.fixture(scope="module")
+def given(host):
+    """What the workflows load: a picture, a voice (mono, another rate) and a short clip with sound."""
+    folder = host.base / "input"
+    seconds = np.arange(RATE) / RATE
+    wave = (0.3 * np.sin(2 * np.pi * 220 * seconds)).astype(np.float32)
+    Image.fromarray((np.random.default_rng(0).random((91, 37, 4)) * 255).astype(np.uint8)).save(folder / "example.png")
+    with av.open(str(folder / "voice.wav"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray((wave[None] * 32767).astype(np.int16), format="s16", layout="mono")
+        frame.sample_rate = RATE
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    with av.open(str(folder / "clip.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for index in range(19):
+            picture = np.full((64, 96, 3), 10 * index, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    return folder
+
+
+def widths(prompt, find):
+    return prompt[find(prompt, "EmptyLTX25Latent")]["inputs"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_workflow_ends_in_a_file_that_plays(host, api, given, name):
+    prompt = api(name)
+    run = host.run(prompt, timeout=240)
+    assert run.ok, run.error and run.error["exception_message"]
+    (key,) = [key for key, node in prompt.items() if node["class_type"] in ("SaveVideo", "SaveAudio")]
+    (file,) = run.files(key)
+    if prompt[key]["class_type"] == "SaveAudio":
+        with av.open(io.BytesIO(host.fetch(file))) as container:
+            assert sum(frame.samples for frame in container.decode(audio=0)) > 0
+        return
+    facts = decoded(host.fetch(file))
+    (latent,) = [node["inputs"] for node in prompt.values() if node["class_type"] == "EmptyLTX25Latent"]
+    factor = 2 if "two_stage" in name else 1
+    frames = 19 if name.startswith("video_to_audio") else latent["frames"]  # the user's own video is saved whole
+    assert (facts["frames"], facts["size"], facts["rate"]) == (frames, (latent["width"] * factor, latent["height"] * factor), Fraction(24))
+
+
+def test_text_to_audio_computes_nothing_of_the_video(host, api, find, inspect):
+    prompt = api("text_to_audio_tiny")
+    report = inspect(prompt, find(prompt, "LTX25Sampler"), 1)
+    latent = inspect(prompt, find(prompt, "LTX25Sampler"))
+    run = host.run(prompt)
+    text = report(run)
+    assert latent(run)["samples"]["shape"] == [1, 8, 18, 16]
+    assert "forwards: 8 (8 x cond)" in text and "decode.video" not in text
+
+
+@pytest.fixture
+def pinned(given, api, find):
+    """image_to_video with the condition's widgets changed."""
+
+    def of(**widgets):
+        prompt = api("image_to_video_tiny")
+        prompt[find(prompt, "LTX25ImageCondition")]["inputs"].update(widgets)
+        return prompt
+
+    return of
+
+
+def test_image_condition_keeps_its_frame_and_the_clips_length(host, pinned, find, inspect):
+    """The first latent frame is the encoded picture to the bit, at strength 1."""
+    prompt = pinned(frame=0, crf=0)
+    sampler, load = find(prompt, "LTX25Sampler"), find(prompt, "LoadLTX25Checkpoint")
+    prompt["scaled"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1, 64, 96, 3]"}}
+    prompt[find(prompt, "LTX25ImageCondition")]["inputs"]["image"] = ["scaled", 0]
+    prompt["first"] = {"class_type": "ProbeFrames", "inputs": {"latent": [sampler, 0], "start": 0, "count": 1}}
+    prompt["again"] = {"class_type": "EncodeVideoVAE", "inputs": {"engine": [load, 0], "images": ["scaled", 0], "frame_rate": 24.0}}
+    kept, encoded, whole = inspect(prompt, "first"), inspect(prompt, "again"), inspect(prompt, sampler)
+    run = host.run(prompt)
+    assert kept(run)["samples"]["digest"] == encoded(run)["samples"]["digest"]
+    assert [part["shape"] for part in whole(run)["samples"]["nested"]] == [[1, 128, 3, 2, 3], [1, 8, 18, 16]]
+    assert "conditions" not in whole(run)
+
+
+@pytest.mark.parametrize("frame", [-1, 9])
+def test_f7_appended_pictures_are_gone_from_the_result(host, pinned, find, inspect, frame):
+    prompt = pinned(frame=frame)
+    whole = inspect(prompt, find(prompt, "LTX25Sampler"))
+    run = host.run(prompt)
+    assert [part["shape"] for part in whole(run)["samples"]["nested"]] == [[1, 128, 3, 2, 3], [1, 8, 18, 16]]
+
+
+@pytest.mark.parametrize("frame", [17, -18])
+def test_a_frame_outside_the_clip_is_refused_before_anything_is_sampled(host, pinned, frame):
+    run = host.run(pinned(frame=frame))
+    assert "a clip of 17 frames; use -17 to 16" in run.error["exception_message"]
+    assert not [text for _, text in run.texts() if text.startswith("sample")]
+
+
+@pytest.mark.parametrize("shape", [[1, 1, 1, 3], [1, 37, 91, 4], [1, 16, 4096, 3], [1, 37, 91, 1]])
+def test_r6_every_picture_is_taken(host, pinned, find, shape):
+    prompt = pinned(crf=18)
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": json.dumps(shape)}}
+    prompt[find(prompt, "LTX25ImageCondition")]["inputs"]["image"] = ["any", 0]
+    run = host.run(prompt)
+    assert run.ok, run.error and run.error["exception_message"]
+
+
+def test_r6_a_picture_with_nan_is_refused(host, pinned, find):
+    prompt = pinned()
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1, 8, 8, 3]", "fill": "nan"}}
+    prompt[find(prompt, "LTX25ImageCondition")]["inputs"]["image"] = ["any", 0]
+    assert "not finite" in host.run(prompt).error["exception_message"]
+
+
+def test_r3_two_stage_image_to_video_has_the_size_asked_for(host, api, given, find, inspect):
+    """Stage 1 at 64 x 64, pictures again at full size, 128 x 128 x 17 out."""
+    prompt = api("two_stage_distilled_tiny")
+    load, empty, up = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "EmptyLTX25Latent", "LTX25LatentUpscale"))
+    prompt[empty]["inputs"].update(width=64, height=64)
+    prompt["picture"] = {"class_type": "LoadImage", "inputs": {"image": "example.png"}}
+    for key, source, stage in (("small", empty, 0), ("large", up, 1)):
+        sampler = [k for k, node in prompt.items() if node["class_type"] == "LTX25Sampler"][stage]
+        prompt[key] = {
+            "class_type": "LTX25ImageCondition",
+            "inputs": {"engine": [load, 0], "latent": [source, 0], "image": ["picture", 0], "frame": 0, "strength": 1.0, "crf": 18},
+        }
+        prompt[sampler]["inputs"]["latent"] = [key, 0]
+    images = inspect(prompt, find(prompt, "DecodeVideoVAE"))
+    assert images(host.run(prompt))["shape"] == [17, 128, 128, 3]
+
+
+def test_r5_a_wrong_stage_two_file_is_found_out_before_the_first_forward(tiny, api):
+    """A file of another kind in the upscaler's folder: the prompt is refused whole, nothing runs."""
+    with start(tiny) as server:
+        wrong = next((tiny / "model_patches").glob("*.safetensors"))
+        (server.base / "models" / "latent_upscale_models" / "wrong.safetensors").symlink_to(wrong)
+        (server.base / "models" / "latent_upscale_models" / "cut.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+        prompt = api("two_stage_distilled_tiny")
+        (upscale,) = [node for node in prompt.values() if node["class_type"] == "LTX25LatentUpscale"]
+        for name, words in (("wrong.safetensors", "a duration head"), ("cut.safetensors", "cut.safetensors")):
+            upscale["inputs"]["upscale_model"] = name
+            with pytest.raises(Rejected, match=words):
+                server.run(prompt)
+
+
+def test_temporal_upscaler_doubles_the_frame_rate(host, api, tiny, find, inspect):
+    prompt = api("two_stage_distilled_tiny")
+    up = find(prompt, "LTX25LatentUpscale")
+    prompt[up]["inputs"]["upscale_model"] = next(path.name for path in (tiny / "latent_upscale_models").iterdir() if "temporal" in path.name)
+    video = find(prompt, "DecodeVideoVAE")
+    images, rate = inspect(prompt, video), inspect(prompt, video, 1)
+    run = host.run(prompt)
+    assert images(run)["shape"] == [33, 64, 96, 3] and rate(run) == 48.0
+
+
+def test_a10_a_soundtrack_is_kept_to_the_bit_and_steers_the_video(host, api, given, find, inspect):
+    prompt = api("audio_to_video_tiny")
+    sampler, told = find(prompt, "LTX25Sampler"), find(prompt, "LTX25AudioCondition")
+    made, asked = inspect(prompt, sampler), inspect(prompt, told)
+    run = host.run(prompt)
+    video, sound = made(run)["samples"]["nested"]
+    assert sound["digest"] == asked(run)["samples"]["nested"][1]["digest"] and sound["shape"] == [1, 8, 18, 16]
+    prompt["other"] = {"class_type": "ProbeAudio", "inputs": {"shape": "[1, 2, 48000]", "rate": 48000}}
+    prompt[told]["inputs"]["audio"] = ["other", 0]
+    assert made(host.run(prompt))["samples"]["nested"][0]["digest"] != video["digest"]
+
+
+@pytest.mark.parametrize("shape, rate", [([1, 1, 8000], 8000), ([1, 2, 96000], 96000), ([1, 6, 44100], 44100), ([1, 2, 300], 48000)])
+def test_a_soundtrack_of_any_layout_rate_and_length(host, api, given, find, inspect, shape, rate):
+    prompt = api("audio_to_video_tiny")
+    told = find(prompt, "LTX25AudioCondition")
+    prompt["other"] = {"class_type": "ProbeAudio", "inputs": {"shape": json.dumps(shape), "rate": rate}}
+    prompt[told]["inputs"]["audio"] = ["other", 0]
+    asked = inspect(prompt, told)
+    assert asked(host.run(prompt))["samples"]["nested"][1]["shape"] == [1, 8, 18, 16]
+
+
+def test_a_voice_is_heard_but_not_part_of_the_clip(host, api, given, find, inspect):
+    prompt = api("audio_to_video_tiny")
+    sampler, told = find(prompt, "LTX25Sampler"), find(prompt, "LTX25AudioCondition")
+    made = inspect(prompt, sampler)
+    prompt[told]["inputs"]["mode"] = "voice"
+    with_voice = made(host.run(prompt))["samples"]["nested"]
+    prompt[sampler]["inputs"]["latent"] = [find(prompt, "EmptyLTX25Latent"), 0]
+    without = made(host.run(prompt))["samples"]["nested"]
+    assert with_voice[1]["shape"] == without[1]["shape"] == [1, 8, 18, 16]
+    assert with_voice[1]["digest"] != without[1]["digest"]
+
+
+def test_video_to_audio_keeps_the_video_to_the_bit(host, api, given, find, inspect):
+    prompt = api("video_to_audio_tiny")
+    made, asked = inspect(prompt, find(prompt, "LTX25Sampler")), inspect(prompt, find(prompt, "LTX25VideoCondition"))
+    run = host.run(prompt)
+    assert made(run)["samples"]["nested"][0]["digest"] == asked(run)["samples"]["nested"][0]["digest"]
+    assert "19 frames are not 8 n + 1" not in " ".join(text for _, text in run.texts())  # 17 were asked for
+
+
+def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, api, find, inspect):
+    """17 -> 33 frames: the sound is round(33 / 24 * 25) latents long (the official rounding), the start is equal to the bit."""
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler, guider = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "LTX25Sampler", "LTX25Guider"))
+    prompt["longer"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": [sampler, 0], "frames": 16, "loop": True}}
+    prompt["go on"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "guider": [guider, 0], "latent": ["longer", 0], "seed": 7}}
+    for key, source in (("before", sampler), ("after", "go on")):
+        prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": 0, "count": 3, "audio": 18}}
+    before, after, whole = (inspect(prompt, key) for key in ("before", "after", "go on"))
+    run = host.run(prompt)
+    assert [part["shape"][2] for part in whole(run)["samples"]["nested"]] == [5, round(33 / 24 * 25)]
+    assert [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
+
+
+def test_a7_a_retake_of_the_picture_passes_the_sound_through(host, api, given, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")
+    prompt["clip"] = {"class_type": "LoadVideo", "inputs": {"file": "clip.mp4"}}
+    prompt["parts"] = {"class_type": "GetVideoComponents", "inputs": {"video": ["clip", 0]}}
+    prompt["sound"] = {"class_type": "LoadAudio", "inputs": {"audio": "voice.wav"}}
+    prompt["whole"] = {"class_type": "EncodeVideoVAE", "inputs": {"engine": [load, 0], "images": ["parts", 0], "frame_rate": 24.0, "audio": ["sound", 0]}}
+    prompt["retake"] = {"class_type": "LTX25Retake", "inputs": {"latent": ["whole", 0], "stretches": "0.4-0.5", "streams": "video"}}
+    prompt[sampler]["inputs"]["latent"] = ["retake", 0]
+    asked, made, sound = inspect(prompt, "whole"), inspect(prompt, sampler), inspect(prompt, find(prompt, "DecodeAudioVAE"))
+    run = host.run(prompt)
+    before, after = asked(run)["samples"]["nested"], made(run)["samples"]["nested"]
+    assert after[1]["digest"] == before[1]["digest"] and after[0]["digest"] != before[0]["digest"]
+    assert sound(run)["waveform"]["shape"] == [1, 2, round(17 / 24 * 48000)]
+    assert "19 frames are not 8 n + 1: the last 2 are left out" in " ".join(text for _, text in run.texts())
+
+
+def test_predicted_duration_goes_into_the_latent(host, api, tiny, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    (head,) = (tiny / "model_patches").iterdir()
+    prompt["length"] = {
+        "class_type": "LTX25PredictDuration",
+        "inputs": {
+            "engine": [find(prompt, "LoadLTX25Checkpoint"), 0],
+            "positive": [find(prompt, "EncodeGemmaText"), 0],
+            "duration_head": head.name,
+            "frame_rate": 24.0,
+            "min_seconds": 0.3,
+            "max_seconds": 0.6,
+        },
+    }
+    widths(prompt, find)["frames"] = ["length", 0]
+    frames, seconds, images = inspect(prompt, "length"), inspect(prompt, "length", 1), inspect(prompt, find(prompt, "DecodeVideoVAE"))
+    run = host.run(prompt)
+    assert frames(run) in (9,) and seconds(run) > 0
+    assert images(run)["shape"][0] == frames(run)
+
+
+def test_generated_keyframes_come_out_as_clips_of_one_frame_and_seed_a_second_stage(host, api, find, inspect):
+    prompt = api("two_stage_distilled_tiny")
+    load, empty, up = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "EmptyLTX25Latent", "LTX25LatentUpscale"))
+    first, second = [key for key, node in prompt.items() if node["class_type"] == "LTX25Sampler"]
+    prompt["slots"] = {"class_type": "LTX25KeyframeSlots", "inputs": {"engine": [load, 0], "latent": [empty, 0], "count": 2, "frames": ""}}
+    prompt[first]["inputs"]["latent"] = ["slots", 0]
+    prompt["larger"] = {"class_type": "LTX25LatentUpscale", "inputs": {**prompt[up]["inputs"], "latent": [first, 2]}}
+    prompt["slots2"] = {
+        "class_type": "LTX25KeyframeSlots",
+        "inputs": {"engine": [load, 0], "latent": [up, 0], "count": 2, "frames": "", "keyframes": ["larger", 0]},
+    }
+    prompt[second]["inputs"]["latent"] = ["slots2", 0]
+    prompt["pictures"] = {"class_type": "DecodeVideoVAE", "inputs": {"engine": [load, 0], "latent": [second, 2], "tiling": "auto"}}
+    made, pictures, clip = inspect(prompt, first, 2), inspect(prompt, "pictures"), inspect(prompt, second)
+    run = host.run(prompt)
+    assert made(run)["samples"]["shape"] == [2, 128, 1, 2, 3]
+    assert pictures(run)["shape"] == [2, 128, 192, 3]
+    assert clip(run)["samples"]["nested"][0]["shape"] == [1, 128, 3, 4, 6]
+
+
+@pytest.mark.parametrize("sampler", ["res_2s", "gradient_estimation", "euler_cfg_pp"])
+def test_further_samplers_run_and_are_in_the_record(host, api, find, inspect, sampler):
+    prompt = api()
+    prompt[find(prompt, "LTX25Sampler")]["inputs"].update(sampler=sampler, steps=2)
+    latent = inspect(prompt, find(prompt, "LTX25Sampler"))
+    assert all(part["finite"] for part in latent(host.run(prompt))["samples"]["nested"])
+
+
+def test_guidance_outside_its_window_costs_one_forward_per_step(host, api, find, inspect):
+    prompt = api()
+    prompt[find(prompt, "LTX25Guider")]["inputs"].update(guidance_end=0.9, bins="0.97: audio_modality=1, video_modality=1")
+    report = inspect(prompt, find(prompt, "LTX25Sampler"), 1)
+    assert "cond+uncond+stg" in (text := report(host.run(prompt))) and " x cond," in text.replace(")", ",")
+
+
+def test_e3_a_negative_prompt_at_cfg_1_is_a_notice(host, api, find):
+    prompt = api()
+    prompt[find(prompt, "LTX25Guider")]["inputs"].update(video_cfg=1.0, audio_cfg=1.0)
+    run = host.run(prompt)
+    assert run.ok and "negative prompt has no effect" in " ".join(text for _, text in run.texts())
+
+
+def test_e2_x4_the_enhancer_passes_the_prompt_on_unless_it_is_switched_on(host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    text, load = find(prompt, "EncodeGemmaText"), find(prompt, "LoadLTX25Checkpoint")
+    prompt["longer"] = {"class_type": "LTX25EnhancePrompt", "inputs": {"engine": [load, 0], "text": "A cat.", "enabled": False, "model": ""}}
+    prompt[text]["inputs"]["text"] = ["longer", 0]
+    seen = inspect(prompt, "longer")
+    assert seen(host.run(prompt)) == "A cat."
+    prompt["longer"]["inputs"].update(enabled=True, model="/nowhere/at/all")
+    run = host.run(prompt)
+    assert run.status == "error" and ("config.json" in run.error["exception_message"] or "transformers" in run.error["exception_message"])
+
+
+def test_batch_items_may_have_a_picture_each(host, pinned, find, inspect):
+    prompt = pinned(crf=0)
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[2, 64, 96, 3]"}}
+    prompt[find(prompt, "LTX25ImageCondition")]["inputs"]["image"] = ["any", 0]
+    run = host.run(prompt)
+    assert "2 pictures were given for 1 clip" in run.error["exception_message"]
+    widths(prompt, find)["batch_size"] = 2
+    images = inspect(prompt, find(prompt, "DecodeVideoVAE"))
+    assert images(host.run(prompt))["shape"] == [34, 64, 96, 3]
