@@ -30,8 +30,7 @@ class Crop:
         top, left = self.above * side, self.before * side
         rows = slice(max(top - part.top, 0), min(top + self.clip.height * side - part.top, height))
         columns = slice(max(left - part.left, 0), min(left + self.clip.width * side - part.left, width))
-        share = None if part.share is None else part.share[rows, columns]
-        return Part(part.first, part.top + rows.start - top, part.left + columns.start - left, part.pixels[:, rows, columns], share)
+        return Part(part.first, part.top + rows.start - top, part.left + columns.start - left, part.pixels[:, rows, columns])
 
 
 def size_floor(config: DiffusionDecoderConfig) -> tuple[int, int, int]:

@@ -72,7 +72,7 @@ class ConvDecoder(nn.Module):
         """`stream`, reported chunk by chunk; there is no noise, so `seed` changes nothing."""
         pace = Pace(phase, latent.device, "chunk")
         for first, frames in self.stream(latent, plan.chunk):
-            yield Part(first, 0, 0, frames, None)
+            yield Part(first, 0, 0, frames)
             pace.unit()
         pace.finish()
 

@@ -7,6 +7,7 @@ from math import prod
 
 from ..config.video_layout import ConvDecoderConfig, Resample
 from ..shapes import VideoLatentShape
+from .diffusion_plan import SLACK
 
 _CHUNK = 32  # frames at a time on a GPU, where larger pieces run faster
 _CHUNK_ELSEWHERE = 8  # where a chunk takes seconds, smaller ones show progress and take a cancel sooner
@@ -26,10 +27,6 @@ class ConvPlan:
         return -(-self.frames // self.chunk)
 
     @property
-    def tiles(self) -> int:
-        return 1
-
-    @property
     def text(self) -> str:
         return f"{self.chunk} frames at a time"
 
@@ -44,7 +41,7 @@ def conv_plan(config: ConvDecoderConfig, shape: VideoLatentShape, free: int | No
     frames = shape.pixels(config.compression).frames
     while True:
         plan = ConvPlan(frames, chunk, peak_bytes(config, shape, chunk, itemsize))
-        if chunk == 1 or free is None or plan.bytes <= free:
+        if chunk == 1 or free is None or plan.bytes * SLACK <= free:
             return plan
         chunk //= 2
 

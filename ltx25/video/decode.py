@@ -18,14 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Plan(Protocol):
-    """How one clip is decoded. `units`: ticks of progress it takes; `tiles`: parts that overlap, 1 for none; `text` names
-    the choice to the user."""
+    """How one clip is decoded. `units`: ticks of progress it takes; `text` names the choice to the user."""
 
     @property
     def units(self) -> int: ...
-
-    @property
-    def tiles(self) -> int: ...
 
     @property
     def text(self) -> str: ...
@@ -77,7 +73,7 @@ def decode_video(
 def _decode_item(decoder: VideoDecoder, latent: torch.Tensor, plan: Plan, seed: int, target: torch.Tensor, phase: Phase) -> bool:
     """Decode one item into `target`; False when the device's memory ran out."""
     try:
-        output = FrameOutput(target, latent.device, shared=plan.tiles > 1)
+        output = FrameOutput(target, latent.device)
         for part in decoder.parts(latent, plan, seed, phase):
             output.put(part)
         finite = output.finish()

@@ -34,7 +34,7 @@ from .pace import Pace
 from .rope import rope
 from .shuffle import patch_run_order, run_order
 from .statistics import ChannelStatistics
-from .tiling import Span
+from .tiling import Span, Tile
 
 
 class DiffusionDecoder(nn.Module):
@@ -87,67 +87,68 @@ class DiffusionDecoder(nn.Module):
     def stream(self, latent: torch.Tensor, noise: Noise, plan: DiffusionPlan, breathe: Callable[[], None]) -> Iterator[Part]:
         """Decode one normalised latent (1, C, t, h, w).
 
-        noise: for the canvas (`Crop`). Slabs are exact; tiles agree with an untiled decode except near their borders,
-        where they are blended. `breathe` is called after every slab of every block and may raise to cancel.
+        noise: for the canvas (`Crop`). Slabs and tiles do the sums of an undivided decode. `breathe` is called after every slab of every block and may raise to cancel.
         """
         self._prepare()
         crop = Crop.of(self.config, VideoLatentShape(*latent.shape[1:]))
         whole = [self._features(self._padded(latent, crop), breathe)]
         fine = whole[0].shape[1] // crop.canvas.height  # feature cells per latent cell
-        for rows in plan.rows:
-            for columns in plan.columns:
-                # A copy for every tile, because blocks work in place; a single one is handed over, to be freed once it is used up.
-                features = Given(whole.pop() if plan.tiles == 1 else _cut(whole[0], rows, columns, fine))
-                yield from self._tile(features, noise, plan, crop, rows, columns, breathe)
+        for tile in (Tile(rows, columns) for rows in plan.rows for columns in plan.columns):
+            # A copy for every tile, because blocks work in place; a single one is handed over, to be freed once it is used up.
+            features = Given(whole.pop() if plan.tiles == 1 else _cut(whole[0], tile, fine))
+            yield from self._tile(features, noise, plan, crop, tile, breathe)
 
     def _tile(
-        self, features: Given, noise: Noise, plan: DiffusionPlan, crop: Crop, rows: Span, columns: Span, breathe: Callable[[], None]
+        self, features: Given, noise: Noise, plan: DiffusionPlan, crop: Crop, tile: Tile, breathe: Callable[[], None]
     ) -> Iterator[Part]:
-        """One tile of the canvas, cropped to the clip."""
-        side = self.compression.side
+        """What is kept of one tile of the canvas, cropped to the clip."""
+        side, rows, columns = self.compression.side, tile.rows, tile.columns
         area = slice(rows.start * side, rows.stop * side), slice(columns.start * side, columns.stop * side)
         cells = NoiseCells(noise, *area, self.config.patch, features.nothing.new_empty(0, dtype=self._noise_dtype))
-        stage = self._denoised(features, cells, plan, breathe)
-        share = None
-        if plan.tiles > 1:
-            share = (rows.weights(side)[:, None] * columns.weights(side)).to(features.nothing.device)
+        stage = self._denoised(features, cells, plan, tile, breathe)
+        kept = _inside(rows, side), _inside(columns, side)
         for first, stop in plan.chunks:
-            pixels = stage.advance(stop, 0, 0)
-            yield crop.cut(Part(first, rows.start * side, columns.start * side, pixels, share), side)
+            pixels = stage.advance(stop, 0, 0)[:, kept[0], kept[1]]
+            yield crop.cut(Part(first, rows.first * side, columns.first * side, pixels), side)
 
     def _features(self, latent: torch.Tensor, breathe: Callable[[], None]) -> torch.Tensor:
         """The canvas (t, h, w, C) through all context stages but the last, whole: little beside what follows."""
-        ghosts = self.config.kernels[0][0] // 2 * 2
+        ghosts, tile = self.config.kernels[0][0] // 2 * 2, Tile.whole(*latent.shape[1:3])
         frames = torch.cat((latent, latent[-1:].expand(ghosts, -1, -1, -1)))
         stage: Stage = Projected(self.decoder.conv_in, Given(frames))
         for number in range(len(self.decoder.det_stages) - 1):
-            stage = self._grown(number, stage, stage.length, breathe)
+            stage = self._grown(number, stage, stage.length, tile, breathe)
             stage = Given(stage.advance(stage.length, 0, 0))
         return stage.advance(stage.length, 0, 0)
 
-    def _grown(self, number: int, stage: Stage, slab: int, breathe: Callable[[], None]) -> Stage:
+    def _grown(self, number: int, stage: Stage, slab: int, tile: Tile, breathe: Callable[[], None]) -> Stage:
         """Context stage `number`: its blocks, then the finer grid."""
-        return self._finer(number, self._attended(number, stage, slab, breathe))
+        return self._finer(number, self._attended(number, stage, slab, tile, breathe))
 
-    def _attended(self, number: int, stage: Stage, slab: int, breathe: Callable[[], None]) -> Stage:
-        angles = self._angles(stage)
+    def _attended(self, number: int, stage: Stage, slab: int, tile: Tile, breathe: Callable[[], None]) -> Stage:
+        angles = self._angles(stage, tile)
         for block, affines in zip(self.decoder.det_stages[number], self._context_affines[number], strict=True):
             stage = Attended(block, affines, self.config.kernels[number], angles, stage, slab, breathe)
         return stage
 
-    def _angles(self, stage: Stage) -> Rope:
+    def _angles(self, stage: Stage, tile: Tile) -> Rope:
+        """Rope of a stage that holds `tile`: positions of the whole."""
         _, height, width, _ = stage.nothing.shape
-        return rope((stage.length, height, width), self.config.head_dim, stage.nothing.device)
+        fine = height // (tile.rows.stop - tile.rows.start)  # cells per latent cell
+        first = (0, tile.rows.start * fine, tile.columns.start * fine)
+        return rope((stage.length, height, width), first, self.config.head_dim, stage.nothing.device)
 
     def _finer(self, number: int, stage: Stage) -> Stage:
         upsample = self.decoder.upsamples[number]
         return Unfolded(Projected(upsample.proj, stage), upsample.stride)
 
-    def _denoised(self, features: Given, cells: Stage, plan: DiffusionPlan, breathe: Callable[[], None]) -> Stage:
+    def _denoised(
+        self, features: Given, cells: Stage, plan: DiffusionPlan, tile: Tile, breathe: Callable[[], None]
+    ) -> Stage:
         """Noise cells to frames (F, H, W, 3), one pass of the last stage per step."""
         network, config = self.decoder, self.config
-        times, angles = self._times(), self._angles(cells)
-        context, state = self._context(features, cells.length, plan, breathe), cells
+        times, angles = self._times(), self._angles(cells, tile)
+        context, state = self._context(features, cells.length, plan, tile, breathe), cells
         for step, (now, later) in enumerate(zip(times, [*times[1:], 0.0], strict=True)):
             last = config.output == "x0" and later == 0  # then the prediction is the answer
             tap: deque[torch.Tensor] = deque()
@@ -162,12 +163,14 @@ class DiffusionDecoder(nn.Module):
             state = predicted if last else Euler(predicted, tap, config.output, now, later)
         return Unfolded(state, (1, config.patch, config.patch))
 
-    def _context(self, features: Given, frames: int, plan: DiffusionPlan, breathe: Callable[[], None]) -> Context:
+    def _context(
+        self, features: Given, frames: int, plan: DiffusionPlan, tile: Tile, breathe: Callable[[], None]
+    ) -> Context:
         """The last context stage for all blocks of all steps."""
         number, readers = len(self.decoder.det_stages) - 1, self.config.steps * len(self.decoder.diff_blocks)
         if not plan.resident:
-            return Shared(self._grown(number, features, plan.slab, breathe), readers)
-        attended = self._attended(number, features, plan.slab, breathe)
+            return Shared(self._grown(number, features, plan.slab, tile, breathe), readers)
+        attended = self._attended(number, features, plan.slab, tile, breathe)
         t = self.config.upsamples[number].stride[0]
         made = attended.advance((frames + t - 2) // t + 1, 0, 0)  # as much as Unfolded reads for that many frames
         features.frames = features.nothing  # not needed any more
@@ -207,8 +210,14 @@ class DiffusionDecoder(nn.Module):
         self._prepared = True
 
 
-def _cut(features: torch.Tensor, rows: Span, columns: Span, fine: int) -> torch.Tensor:
-    """A copy of some cells, `fine` of them per latent cell, contiguous."""
+def _inside(span: Span, side: int) -> slice:
+    """Pixels of a tile that are kept."""
+    return slice((span.first - span.start) * side, (span.last - span.start) * side)
+
+
+def _cut(features: torch.Tensor, tile: Tile, fine: int) -> torch.Tensor:
+    """A copy of a tile's cells, `fine` of them per latent cell, contiguous."""
+    rows, columns = tile.rows, tile.columns
     part = features[:, rows.start * fine : rows.stop * fine, columns.start * fine : columns.stop * fine]
     return part.clone(memory_format=torch.contiguous_format)
 

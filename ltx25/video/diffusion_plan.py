@@ -1,6 +1,6 @@
 """How the diffusion decoder cuts its work, from the memory it may use: frames at a time, and tiles where that is not enough.
 
-Slabs of frames are exact, so they come first; tiles repeat work at their borders and blend. Estimates count the tensors
+Slabs of frames repeat no work, so they come first; tiles do, around what they keep. Estimates count the tensors
 that are alive together; a frame of the last stage, (H / patch) x (W / patch) x channels, is the unit.
 """
 
@@ -11,12 +11,14 @@ from math import prod
 
 from ..config.video_layout import DiffusionDecoderConfig
 from ..shapes import VideoLatentShape
+from .canvas import size_floor
 from .tiling import Span, spans
 
 _ORDER = tuple((slab, resident) for resident in (False, True) for slab in (48, 32, 24, 16, 8, 4))  # fastest first
 _SMALLEST = ((2, False), (1, False), (2, True), (1, True))
 _MOST_TILES = 8  # per axis
 TOKENS_TOGETHER = 1 << 18  # a block's linears work on this many tokens, so that what lies between them stays small
+SLACK = 1.1  # free memory over the estimate that a plan wants: what the estimate misses and the allocator cannot use
 _LARGEST_TENSOR = 2**31 - 1  # elements: above, library kernels get slow or wrong
 
 
@@ -60,7 +62,7 @@ def diffusion_plans(
     config: DiffusionDecoderConfig, shape: VideoLatentShape, frames: int, itemsize: int, tiled: bool
 ) -> list[DiffusionPlan]:
     """All plans for a canvas of `shape`, from the fastest to the smallest; `tiled` False: none with tiles."""
-    overlap = overlap_cells(config)
+    reach, least = reach_cells(config), size_floor(config)
     grids = [(1, 1)]
     if tiled:
         counts = range(1, _MOST_TILES + 1)
@@ -68,8 +70,10 @@ def diffusion_plans(
     plans = []
     for h, w in grids:
         try:
-            rows, columns = spans(shape.height, h, overlap), spans(shape.width, w, overlap)
+            rows, columns = spans(shape.height, h, reach), spans(shape.width, w, reach)
         except ValueError:
+            continue
+        if rows[0].stop - rows[0].start < least[1] or columns[0].stop - columns[0].start < least[2]:
             continue
         for slab, resident in _ORDER if tiled or h * w > 1 else _ORDER + _SMALLEST:
             plan = _plan(config, shape, frames, itemsize, slab, resident, tuple(rows), tuple(columns))
@@ -80,11 +84,11 @@ def diffusion_plans(
 
 def choose(plans: list[DiffusionPlan], free: int | None) -> DiffusionPlan:
     """The first plan that fits into `free` bytes (None: not known, the fastest); the smallest where none does."""
-    return next((plan for plan in plans if free is None or plan.bytes <= free), plans[-1])
+    return next((plan for plan in plans if free is None or plan.bytes * SLACK <= free), plans[-1])
 
 
-def overlap_cells(config: DiffusionDecoderConfig) -> int:
-    """Latent cells that a tile's border disturbs: the reach of all windows after the stages that are always made whole."""
+def reach_cells(config: DiffusionDecoderConfig) -> int:
+    """Latent cells that a cut disturbs: the reach of all windows after the stages that are always made whole."""
     side = config.compression.side
     pixels = config.depths[-1] * (config.kernels[-1][1] // 2) * config.patch
     pixels += config.depths[-2] * (config.kernels[-2][1] // 2) * config.patch * config.upsamples[-1].stride[1]

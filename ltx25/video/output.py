@@ -15,29 +15,23 @@ _SLOTS = 3
 
 @dataclass(frozen=True)
 class Part:
-    """Finished pixels (f, H, W, 3) in about -1..1, not clamped, at (first frame, top px, left px) of the clip.
-
-    share: (H, W) weight of this part where parts overlap, adding up to one; None where they do not.
-    """
+    """Finished pixels (f, H, W, 3) in about -1..1, not clamped, at (first frame, top px, left px) of the clip."""
 
     first: int
     top: int
     left: int
     pixels: torch.Tensor
-    share: torch.Tensor | None
 
 
 class FrameOutput:
-    """Fills `out` (F, H, W, 3) float32 on the CPU with the parts that a device finishes.
+    """Fills `out` (F, H, W, 3) float32 on the CPU with the parts that a device finishes; every value is written once.
 
-    From CUDA they go through a few page-locked buffers on a stream of their own. `out` is written once, or, where parts
-    overlap (`shared`), added up.
+    From CUDA they go through a few page-locked buffers on a stream of their own.
     """
 
-    def __init__(self, out: torch.Tensor, device: torch.device, shared: bool) -> None:
-        self._out = out.zero_() if shared else out
+    def __init__(self, out: torch.Tensor, device: torch.device) -> None:
+        self._out = out
         self._device = device
-        self._shared = shared
         self._poison = torch.zeros((), device=device)  # NaN once a value was not finite
         self._flying: deque[tuple[torch.cuda.Event, torch.Tensor, torch.Tensor]] = deque()
         if device.type == "cuda":
@@ -46,15 +40,13 @@ class FrameOutput:
             self._free = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
 
     def put(self, part: Part) -> None:
-        """Take over a part; -1..1 becomes 0..1, values beyond are clamped (once overlapping parts are added up)."""
+        """Take over a part; -1..1 becomes 0..1, values beyond are clamped."""
         self._poison += part.pixels.sum(dtype=torch.float32) * 0
-        mapped = part.pixels.to(torch.float32).mul(0.5).add_(0.5)
-        mapped = mapped.clamp_(0, 1) if part.share is None else mapped.mul_(part.share[:, :, None])
-        mapped = mapped.contiguous()
+        mapped = part.pixels.to(torch.float32, copy=True).mul_(0.5).add_(0.5).clamp_(0, 1).contiguous()
         frames, height, width, _ = mapped.shape
         target = self._out[part.first : part.first + frames, part.top : part.top + height, part.left : part.left + width]
         if self._device.type != "cuda":
-            self._store(target, mapped)
+            target.copy_(mapped)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         step = max(1, _SLOT_BYTES // (mapped[0].numel() * 4))
@@ -66,8 +58,6 @@ class FrameOutput:
         """Wait for the last copies. False: some value that was put was NaN or infinite."""
         while self._flying:
             self._land()
-        if self._shared:
-            self._out.clamp_(0, 1)
         return bool(torch.isfinite(self._poison))
 
     def _send(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -83,11 +73,5 @@ class FrameOutput:
     def _land(self) -> None:
         event, slot, target = self._flying.popleft()
         wait(event)
-        self._store(target, slot[: target.numel()].view(target.shape))
+        target.copy_(slot[: target.numel()].view(target.shape))
         self._free.append(slot)
-
-    def _store(self, target: torch.Tensor, pixels: torch.Tensor) -> None:
-        if self._shared:
-            target.add_(pixels)
-        else:
-            target.copy_(pixels)

@@ -1,47 +1,49 @@
-"""Tiles of a picture: where they lie, how much they overlap, how they are blended.
+"""Tiles of a picture: where they lie and which part of each is kept.
 
-Only height and width are ever tiled: time is streamed exactly. Positions are in latent cells.
+Only height and width are ever tiled: time is streamed exactly. A tile's outermost cells come out wrong where it was cut
+off, as far as its windows reach; neighbours overlap by twice that, each keeps what is right, and nothing is blended.
+Positions are in latent cells.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 
 @dataclass(frozen=True)
 class Span:
-    """Cells [start, stop) of one axis; the first `lead` are shared with the span before, the last `trail` with the next."""
+    """Cells [start, stop) of one axis are decoded together; of them [first, last) are kept."""
 
     start: int
     stop: int
-    lead: int
-    trail: int
-
-    def weights(self, scale: int) -> torch.Tensor:
-        """((stop - start) * scale,) float32: the share of this span in every pixel."""
-        return trapezoid((self.stop - self.start) * scale, self.lead * scale, self.trail * scale)
+    first: int
+    last: int
 
 
-def trapezoid(length: int, left: int, right: int) -> torch.Tensor:
-    """Ones with a ramp of `left` values up and `right` values down; ramps of equal length that overlap add up to one."""
-    weights = torch.ones(length)
-    weights[:left] = torch.arange(1, left + 1) / (left + 1)
-    weights[length - right :] = torch.arange(right, 0, -1) / (right + 1)
-    return weights
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of a picture."""
+
+    rows: Span
+    columns: Span
+
+    @staticmethod
+    def whole(height: int, width: int) -> Tile:
+        """All of a picture of `height` x `width` cells."""
+        return Tile(Span(0, height, 0, height), Span(0, width, 0, width))
 
 
-def spans(length: int, count: int, overlap: int) -> list[Span]:
-    """Cut `length` cells into `count` spans of (nearly) equal size that overlap by at least `overlap`.
+def spans(length: int, count: int, reach: int) -> list[Span]:
+    """Cut `length` cells into `count` spans of equal size, whose kept parts are `reach` cells away from every cut.
 
-    Raises ValueError where the spans would be so short that three of them overlap.
+    Raises ValueError where the axis is too short for that many.
     """
     if count == 1:
-        return [Span(0, length, 0, 0)]
+        return [Span(0, length, 0, length)]
+    overlap = 2 * reach
     size = -(-(length + (count - 1) * overlap) // count)
     starts = [min(i * (size - overlap), length - size) for i in range(count)]
-    shared = [0] + [before + size - after for before, after in zip(starts[:-1], starts[1:], strict=True)] + [0]
-    if size > length or any(lead + trail > size for lead, trail in zip(shared[:-1], shared[1:], strict=True)):
-        raise ValueError(f"{length} cells do not hold {count} spans that overlap by {overlap}")
-    return [Span(start, start + size, lead, trail) for start, lead, trail in zip(starts, shared[:-1], shared[1:], strict=True)]
+    if size <= overlap or any(before >= after for before, after in zip(starts[:-1], starts[1:], strict=True)):
+        raise ValueError(f"{length} cells do not hold {count} spans with {reach} cells beyond what they keep")
+    borders = [0, *(start + reach for start in starts[1:]), length]
+    return [Span(start, start + size, first, last) for start, first, last in zip(starts, borders[:-1], borders[1:], strict=True)]

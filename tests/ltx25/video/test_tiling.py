@@ -1,18 +1,17 @@
 import pytest
-import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION, VideoShape
-from comfyui_ltx25.ltx25.video.diffusion_plan import choose, diffusion_plans, overlap_cells
-from comfyui_ltx25.ltx25.video.tiling import spans, trapezoid
+from comfyui_ltx25.ltx25.video.diffusion_plan import SLACK, choose, diffusion_plans, reach_cells
+from comfyui_ltx25.ltx25.video.tiling import spans
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.golden import Golden
 from hypothesis import given
 from hypothesis import strategies as st
 
 GOLDEN = Golden("video_vae")
-# Official plans cut time as well, with ramps that start at zero; ours never cuts time and has its own sizes.
-NOT_OURS = {"tiling/splits", "tiling/conv_auto", "tiling/diffusion_auto"}
+# Official plans cut time as well and blend what overlaps; ours cuts height and width alone, and keeps only what is exact.
+NOT_OURS = {"tiling/trapezoid", "tiling/splits", "tiling/conv_auto", "tiling/diffusion_auto"}
 GIB = 1 << 30
 
 
@@ -27,39 +26,29 @@ def plans(config, width, height, frames, tiled=True):
     return diffusion_plans(config, shape, frames, 2, tiled)
 
 
-def test_ramps_are_the_official_ones():
-    wanted = GOLDEN.index["tiling/trapezoid"]["outputs"]
-    symmetric = [name for name in wanted if name.endswith("_sym")]
-    assert len(symmetric) == 3  # the others start at zero, for cuts in time
-    for name in symmetric:
-        GOLDEN.check("tiling/trapezoid", name, trapezoid(*(int(n) for n in name.split("_")[:3])))
-
-
 def test_no_official_case_is_left_out():
-    elsewhere = {"tiling/trapezoid", "tiling/latent_floor"}
+    elsewhere = {"tiling/latent_floor"}  # test_diffusion_decoder.py
     assert set(GOLDEN.names("tiling/")) == NOT_OURS | elsewhere
 
 
-@given(length=st.integers(7, 300), count=st.integers(1, 8), overlap=st.integers(1, 12))
-def test_t1_t2_spans_cover_the_axis_and_their_shares_add_up_to_one(length, count, overlap):
+@given(length=st.integers(7, 300), count=st.integers(1, 8), reach=st.integers(1, 6))
+def test_t1_t2_kept_parts_cover_the_axis_once_and_are_far_from_every_cut(length, count, reach):
     try:
-        cut = spans(length, count, overlap)
+        cut = spans(length, count, reach)
     except ValueError:
         return
-    assert cut[0].start == 0 and cut[-1].stop == length and len(cut) == count
-    total = torch.zeros(length * 4)
+    assert len(cut) == count and len({span.stop - span.start for span in cut}) == 1
+    assert [cell for span in cut for cell in range(span.first, span.last)] == list(range(length))
     for span in cut:
-        total[span.start * 4 : span.stop * 4] += span.weights(4)
-    torch.testing.assert_close(total, torch.ones_like(total), atol=1e-6, rtol=0)
-    assert all(before.stop - after.start >= overlap for before, after in zip(cut[:-1], cut[1:], strict=True))
+        assert span.start >= 0 and span.stop <= length
+        assert span.start == 0 or span.first - span.start >= reach
+        assert span.stop == length or span.stop - span.last >= reach
 
 
-def test_t3_tiles_overlap_by_the_whole_receptive_field(config):
+def test_t3_tiles_reach_beyond_what_they_keep_by_the_whole_receptive_field(config):
     """8 blocks x 5 cells x 4 px and 2 blocks x 2 cells x 8 px: 192 px; upstream's own defaults overlap by less."""
-    assert overlap_cells(config) * 32 == 192
-    for plan in plans(config, 1920, 1088, 121):
-        for cut in (plan.rows, plan.columns):
-            assert all(span.lead in (0, *range(6, 999)) and span.trail in (0, *range(6, 999)) for span in cut)
+    assert reach_cells(config) * 32 == 192
+    assert any(plan.tiles > 1 for plan in plans(config, 1920, 1088, 121))
 
 
 @pytest.mark.parametrize("frames", [121, 241, 481])
@@ -70,10 +59,8 @@ def test_n1_every_plan_covers_the_clip_and_no_tensor_of_a_slab_reaches_2_31_elem
                 tokens = (row.stop - row.start) * (column.stop - column.start) * 64
                 assert (plan.slab + 11) * tokens * 256 < 2**31
         for cut, length in ((plan.rows, 34), (plan.columns, 60)):
-            shares = torch.zeros(length)
-            for span in cut:
-                shares[span.start : span.stop] += span.weights(1)
-            torch.testing.assert_close(shares, torch.ones(length), atol=1e-6, rtol=0)
+            assert [cell for span in cut for cell in range(span.first, span.last)] == list(range(length))
+        assert plan.units == plan.tiles * len(plan.chunks)
         assert plan.chunks[0][0] == 0 and plan.chunks[-1][1] == frames
         assert all(before[1] == after[0] for before, after in zip(plan.chunks[:-1], plan.chunks[1:], strict=True))
         assert all(0 < stop - first <= plan.slab for first, stop in plan.chunks)
@@ -89,7 +76,7 @@ def test_plans_need_less_and_less_memory_and_tiles_come_last(config):
 def test_m1_untiled_wherever_it_fits_and_tiles_on_small_cards(config):
     def chosen(width, height, frames, free):
         plan = choose(plans(config, width, height, frames), int(free * GIB))
-        assert plan.bytes <= free * GIB
+        assert plan.bytes * SLACK <= free * GIB
         return plan
 
     assert chosen(768, 448, 25, 3).tiles == 1
