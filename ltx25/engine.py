@@ -12,8 +12,9 @@ Weights are read when a phase first needs them; the arbiter decides what else st
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..kernels.attention import choices
 from .audio.decode import decode_audio
 from .audio.encode import encode_audio
 from .conditions import Condition
+from .config.transformer import CONNECTOR_TENSORS
 from .connector import Conditioning, Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
@@ -40,6 +42,7 @@ from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.units import bytes_text
 from .instrument.work import sample_work
 from .latents import Draft
+from .lora import Adapter, Lora
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .predictor import Denoise, Predictor, Sampler, Transformer
@@ -147,7 +150,9 @@ class Engine:
         encoders = (opened.headers["text_encoder"], opened.headers["transformer"])  # the latter holds the connectors
         on_disk = prompts_folder() if options.cache == "disk" else None
         self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
-        self._graphed: GraphedDiT | None = None
+        self._captured = _Captured()
+        self._loras: tuple[Lora, ...] = ()
+        self._base: Engine | None = None  # keeps alive what drops the graphs
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
         forget = weakref.WeakMethod(self._drop_graphs)  # a cycle would keep a dropped engine's weights on the device
         opened.parts[TRANSFORMER].unloading.append(lambda: (drop := forget()) and drop())
@@ -157,7 +162,25 @@ class Engine:
         """Check files and options; reads headers, no weights. Raises FileError, InputError."""
         return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)
 
+    def with_loras(self, loras: Sequence[tuple[str | Path, float]]) -> Engine:
+        """A handle to this engine whose transformer has (file, strength) LoRAs besides those it has; all else is shared.
+
+        Reads headers. Strength 0 changes nothing, to the bit. Raises FileError for a file that is no LoRA or of which
+        nothing fits, InputError for a strength that is no number.
+        """
+        piece = self._opened.parts[TRANSFORMER].pieces[0]
+        others = tuple(pattern.removesuffix("*") for pattern in CONNECTOR_TENSORS)
+        handle = copy.copy(self)
+        handle._base = self
+        handle._loras = (*self._loras, *(Lora.open(path, strength, piece.header, piece.prefix, others) for path, strength in loras))
+        return handle
+
     # What the files say
+
+    @property
+    def loras(self) -> tuple[Lora, ...]:
+        """Of this handle, in order, those of strength 0 among them."""
+        return self._loras
 
     @property
     def opened(self) -> Opened:
@@ -232,7 +255,7 @@ class Engine:
         profile: trace one step (with captured graphs, and the next one without) and say where its time goes.
         """
         ready = self._prepare(job)
-        part, texts = self._opened.parts[TRANSFORMER], ()
+        part, texts = self._adapted(watch), ()
 
         def run_steps(way: Way) -> Clip:
             nonlocal texts
@@ -249,7 +272,7 @@ class Engine:
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
-        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, (*ready.notices, *told), texts)
+        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, (*map(str, self._loras), *ready.notices, *told), texts)
 
     @torch.inference_mode()
     def predict(
@@ -260,7 +283,7 @@ class Engine:
         job.sigmas are (sigma, 0); its latents are the clean ones that masked tokens are pulled to.
         """
         ready = self._prepare(job)
-        part = self._opened.parts[TRANSFORMER]
+        part = self._adapted(watch)
 
         def run_call(way: Way) -> dict[str, torch.Tensor]:
             plan = ready.on(self.device, self._dtype, way.batched)
@@ -346,9 +369,19 @@ class Engine:
         dit = self._opened.parts[TRANSFORMER]["dit"]
         if not graphs_wanted(self.device) or self._opened.parts[TRANSFORMER].streams:  # a graph holds addresses, and slots change theirs
             return dit
-        if self._graphed is None:
-            self._graphed = GraphedDiT(dit)
-        return self._graphed
+        if self._captured.dit is None:
+            self._captured.dit = GraphedDiT(dit)
+        return self._captured.dit
+
+    def _adapted(self, watch: Watch) -> Part:
+        """The transformer's part, with this handle's LoRAs from its next use on."""
+        part = self._opened.parts[TRANSFORMER]
+        loras = [lora for lora in self._loras if lora.strength != 0]
+        if part.adapter is None and loras:
+            part.adapter = Adapter(part.pieces[0], self.device)
+        if part.adapter is not None:
+            part.adapter.switch(part, loras, watch)
+        return part
 
     def _traced(self, job: Denoise, facts: Mapping[str, object], watch: Watch) -> ProfiledTransformer:
         plain = self._opened.parts[TRANSFORMER]["dit"]
@@ -359,9 +392,9 @@ class Engine:
     def _drop_graphs(self) -> None:
         """Graphs hold addresses of weights that are about to go, and groups will take another time where these go to."""
         self._group_seconds.clear()
-        if self._graphed is not None:
-            self._graphed.drop()
-            self._graphed = None
+        if self._captured.dit is not None:
+            self._captured.dit.drop()
+            self._captured.dit = None
 
     def _connect(self, video: torch.Tensor, audio: torch.Tensor, watch: Watch) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = video.shape[1]
@@ -443,9 +476,10 @@ class Engine:
 
     def _sampling_bytes(self, ready: _Prepared, batched: bool) -> int:
         plans = [plan for plan in ready.job.plans if plan is not None]
-        legs = max((len(plan.legs) for plan in plans), default=1) if batched else 1
+        legs = max((len(plan.legs) for plan in plans), default=1)
         tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
-        return sampling_bytes(self._opened.dit, tokens, legs, len(next(iter(ready.drafts.values())).latent), self._dtype.itemsize)
+        batch = len(next(iter(ready.drafts.values())).latent)
+        return sampling_bytes(self._opened.dit, tokens, legs, batched, batch, self._dtype.itemsize, self.device.type)
 
     def _sampling_advice(self, ready: _Prepared, short: int) -> str:
         """What would make a denoise fit that lacks `short` bytes."""
@@ -510,6 +544,13 @@ class _Prepared:
             return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
 
         return replace(job, positive=move(job.positive), negative=move(job.negative), batched=batched)
+
+
+@dataclass
+class _Captured:
+    """Graphs of the transformer, shared by all handles to it."""
+
+    dit: GraphedDiT | None = None
 
 
 def _no_forecast(facts: Mapping[str, object]) -> str:

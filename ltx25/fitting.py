@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -63,15 +64,15 @@ def fit(
     """
     check_host(part)
     possible = choose(arbiter, part, ways, advice)
-    last = possible[-1]
-    if part.least < part.wanted:  # leave the part as little as it can do with, whatever the estimate said
-        spare = max(last.working, arbiter.room(part.device) - part.least)
-        possible.append(replace(last, text=f"{last.text}, all blocks streamed", working=spare))
+    attempts = [(way, nullcontext) for way in possible]
+    if part.least < part.wanted:  # whatever the estimates said
+        attempts.append((replace(possible[-1], text=f"{possible[-1].text}, all blocks streamed"), part.at_its_least))
     notices: list[str] = []
-    for number, way in enumerate(possible):
+    for number, (way, held) in enumerate(attempts):
         try:
-            arbiter.ready([part], way.working, watch)
-            return run(way), tuple(notices)
+            with held():
+                arbiter.ready([part], way.working, watch)
+                return run(way), tuple(notices)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -80,12 +81,12 @@ def fit(
         part.forget()
         release(part.device)
         log.warning("%s ran out of memory with %s: %s", part.name, way.text, reason)
-        if number + 1 < len(possible):
-            notices.append(f"{part.name} ran out of memory with {way.text}; it went on with {possible[number + 1].text}.")
+        if number + 1 < len(attempts):
+            notices.append(f"{part.name} ran out of memory with {way.text}; it went on with {attempts[number + 1][0].text}.")
             watch.note("retry", notices[-1], part=part.name, memory=reason)
     part.unload()
     raise torch.OutOfMemoryError(
-        f"{part.name} ran out of memory even with {possible[-1].text}; {bytes_text(arbiter.room(part.device))} can be had: {advice(0)}."
+        f"{part.name} ran out of memory even with {attempts[-1][0].text}; {bytes_text(arbiter.room(part.device))} can be had: {advice(0)}."
     )
 
 

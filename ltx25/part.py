@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -38,6 +39,18 @@ class Blocks:
     path: str
     stay: tuple[str, ...] = ()
     lanes: Callable[[nn.Module], Sequence[torch.cuda.Stream]] = lambda module: ()
+
+
+class Changes(Protocol):
+    """What is done to modules once they are filled (lora/adapter.py)."""
+
+    bytes: int  # to read for it
+
+    def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> None:
+        """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise."""
+
+    def forget(self) -> None:
+        """The weights go."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Part:
 
     bytes: what it holds on the device when all of it is there; least: when its blocks take turns, slots included.
     read_bytes: of its files. residency: "resident" never streams, "stream" keeps no block, "auto" keeps what fits.
+    adapter: changes what is filled; None: nothing does.
     """
 
     def __init__(self, name: str, pieces: Sequence[Piece], device: torch.device, residency: str = "auto") -> None:
@@ -77,6 +91,7 @@ class Part:
         self.device = device
         self.pieces = tuple(pieces)
         self.residency = residency
+        self.adapter: Changes | None = None
         self.unloading: list[Callable[[], None]] = []  # called before weights go: who built on their addresses
         self.bytes = 0
         self.read_bytes = 0
@@ -176,6 +191,8 @@ class Part:
         """Have everything dropped that was built on the addresses of the weights."""
         for forget in self.unloading:
             forget()
+        if self.adapter is not None:
+            self.adapter.forget()
 
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
@@ -186,6 +203,16 @@ class Part:
             self._stack.end()
         self._stack, self._modules, self._loaded = None, {}, False
         release(self.device)
+
+    @contextlib.contextmanager
+    def at_its_least(self) -> Iterator[None]:
+        """Inside, no block is kept on the device; it starts unloaded."""
+        self.unload()
+        residency, self.residency = self.residency, "stream"
+        try:
+            yield
+        finally:
+            self.residency = residency
 
     def during(self, watch: Watch, phase: Phase | None = None) -> AbstractContextManager[None]:
         """To be open while the part is used: what was streamed is told to `phase`, or noted, and a cancel acts on waits."""
@@ -214,7 +241,8 @@ class Part:
         return max(0, min(blocks - 1, (budget - self.least) // max(self._block_bytes)))
 
     def _load_whole(self, watch: Watch) -> None:
-        with watch.phase("load.read", total=self.read_bytes, unit="byte", part=self.name, residency="resident") as phase:
+        more = 0 if self.adapter is None else self.adapter.bytes
+        with watch.phase("load.read", total=self.read_bytes + more, unit="byte", part=self.name, residency="resident") as phase:
             read = self._reader(phase)
             for piece in self.pieces:
                 module = piece.on_meta()
@@ -222,6 +250,7 @@ class Part:
                     self._stack = self._stacked(piece, module)
                     self._stack.keep(range(len(self._stack)))
                 fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
+                self._change(piece, module, read)
                 self._modules[piece.name] = module.eval()
 
     def _load_blocks(self, kept: int, watch: Watch) -> None:
@@ -258,15 +287,21 @@ class Part:
         module = piece.on_meta()
         if piece.blocks is None:
             fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
+            self._change(piece, module, read)
             return module
         above, _, name = piece.blocks.path.rpartition(".")
         owner, blocks = module.get_submodule(above), module.get_submodule(piece.blocks.path)
         setattr(owner, name, nn.ModuleList())
         fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, (*piece.unused, f"{piece.blocks.path}.*"), piece.keep, piece.held)
+        self._change(piece, module, read)
         setattr(owner, name, blocks)
         self._fill_staying(piece, blocks)
         self._stack = self._stacked(piece, module)
         return module
+
+    def _change(self, piece: Piece, module: nn.Module, read: Callable[[int], None]) -> None:
+        if self.adapter is not None:
+            self.adapter.changed(piece, module, "", read)
 
     def _fill_staying(self, piece: Piece, blocks: nn.ModuleList) -> None:
         """Read the parameters of blocks that never leave the device: few, and as they are stored."""
@@ -283,7 +318,7 @@ class Part:
             owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
 
     def _stacked(self, piece: Piece, module: nn.Module) -> BlockStack:
-        self._blocks_file = _BlocksFile(piece, self.device)
+        self._blocks_file = _BlocksFile(piece, self.device, self.adapter)
         lanes = piece.blocks.lanes
         return BlockStack(module.get_submodule(piece.blocks.path), self.device, piece.blocks.stay, self._blocks_file.read, lambda: lanes(module))
 
@@ -306,8 +341,9 @@ class Part:
 class _BlocksFile:
     """Reads single blocks of a piece."""
 
-    def __init__(self, piece: Piece, device: torch.device) -> None:
+    def __init__(self, piece: Piece, device: torch.device, adapter: Changes | None) -> None:
         self._piece = piece
+        self._adapter = adapter
         self._device = device
         self._blank: nn.ModuleList | None = None  # the blocks on meta
         self._told: Callable[[int], None] | None = None
@@ -329,6 +365,8 @@ class _BlocksFile:
         block = copy.deepcopy(self._blank[number])
         told, again = self._told or (lambda n: None), self._told is None
         fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
+        if self._adapter is not None:
+            self._adapter.changed(piece, block, f"{piece.blocks.path}.{number}.", told)
         return block
 
 

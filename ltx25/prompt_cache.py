@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -82,7 +82,7 @@ class PromptCache:
             header = read_header(path)
             tensors = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in header.tensors.items()}
             read_tensors(header, tensors, lambda n: None)
-            if header.metadata["identity"] != self._identity or header.metadata["digest"] != _digest(tensors.values()):
+            if header.metadata["identity"] != self._identity or header.metadata["digest"] != _digest(tensors):
                 raise FileError(f"{path.name} is not what was written")
             notices = tuple(json.loads(header.metadata["notices"]))
             found = Conditioning(tensors["video"].float(), tensors["audio"].float(), notices)
@@ -97,7 +97,7 @@ class PromptCache:
 
     def _write(self, path: Path, encoded: Conditioning) -> None:
         tensors = {"video": _narrowed(encoded.video), "audio": _narrowed(encoded.audio)}
-        metadata = {"identity": self._identity, "digest": _digest(tensors.values()), "notices": json.dumps(encoded.notices)}
+        metadata = {"identity": self._identity, "digest": _digest(tensors), "notices": json.dumps(encoded.notices)}
         write_file(path, tensors, metadata)
 
     def _trim(self) -> None:
@@ -154,9 +154,9 @@ def _narrowed(context: torch.Tensor) -> torch.Tensor:
     return narrow if torch.equal(narrow.float(), context) else context
 
 
-def _digest(tensors: Sequence[torch.Tensor]) -> str:
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(str((name, tensor.dtype, tuple(tensor.shape))).encode())
         digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()

@@ -12,18 +12,22 @@ from .video.canvas import Crop
 from .video.conv_plan import conv_plan, usual_chunk
 from .video.diffusion_plan import choose, diffusion_plans
 
-# Measured on an H200 with the published model, 1344 to 14080 tokens: 21.0 rows with one leg, 22.4 with four.
-ROWS_OF_WIDTH = 23  # rows of a stream's width that live at once, per token and leg: residual, norm, queries to values, the MLP
+# Rows of a stream's width that live at once, per token. Measured on an H200 with the published model, 1344 to 14080 tokens:
+# 21.0 with one leg, 22.4 a leg with four side by side.
+STATE_ROWS = 3  # of every leg, whether it runs or waits: residual, norm, what is made of it
+BLOCK_ROWS = 20  # of every leg that runs: queries to values, the MLP's inner layer, results
+PLAIN = 1.5  # times that where twins run in place of kernels
 PER_WIDTH = 288 << 10  # bytes per channel whatever the clip: modulation, contexts, workspaces; 1.0 to 1.1 GiB at 4096
 TEXT_TOKENS = 1024
 SOUND = 64 << 20  # bytes of the vocoder's widest stages for a few seconds
 
 
-def sampling_bytes(config: DiTConfig, tokens: Mapping[str, int], legs: int, batch: int, itemsize: int) -> int:
-    """A guided step. tokens: by stream; legs: that run side by side."""
+def sampling_bytes(config: DiTConfig, tokens: Mapping[str, int], legs: int, batched: bool, batch: int, itemsize: int, device: str) -> int:
+    """A guided step. tokens: by stream; legs: of the step; batched: they run side by side; device: its type."""
     widths = {"video": config.width, "audio": config.audio_width}
     rows = sum(count * widths[name] for name, count in tokens.items())
-    return PER_WIDTH * max(widths[name] for name in tokens) + ROWS_OF_WIDTH * legs * batch * rows * itemsize
+    live = STATE_ROWS * legs + BLOCK_ROWS * (legs if batched else 1) * (1.0 if device == "cuda" else PLAIN)
+    return PER_WIDTH * max(widths[name] for name in tokens) + int(live * batch * rows * itemsize)
 
 
 def connecting_bytes(config: ConnectorConfig, itemsize: int) -> int:

@@ -31,7 +31,7 @@ class Footprint:
         frames = self.batch * pixels.frames * pixels.height * pixels.width * 3 * 4  # float32 output, held from decode to mux
         if phase == "sample":
             tokens = {"video": self.latent.tokens, "audio": self.sound.tokens}
-            return {"device": sampling_bytes(models.dit, tokens, self.rows, self.batch, itemsize), "host": 0}
+            return {"device": sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device), "host": 0}
         if phase == "decode.video":
             return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
         if phase == "decode.audio":

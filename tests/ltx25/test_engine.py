@@ -1,0 +1,220 @@
+"""Memory of whole phases: guards before them, smaller ways inside them, nothing behind them."""
+
+import gc
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25 import engine as module
+from comfyui_ltx25.ltx25 import fitting, residency
+from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument.memory import host_now
+from comfyui_ltx25.ltx25.parts import TEXT, TRANSFORMER
+from comfyui_ltx25.tests.support.engine import CPU, engine, job
+from comfyui_ltx25.tests.support.memory import peak_bytes_held
+
+GB = 1 << 30
+
+
+class Events:
+    """A sink that keeps names of phases and notes."""
+
+    wants_preview = False
+
+    def __init__(self):
+        self.opens, self.notes = [], []
+
+    def check(self): ...
+    def opened(self, phase):
+        self.opens.append(phase)
+
+    def ticked(self, phase): ...
+    def closed(self, phase): ...
+    def noted(self, event, text, facts):
+        self.notes.append((event, text))
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """failing(n, engine): the first n runs of the transformer run out of memory in their first step."""
+
+    def make(times, engine):
+        runs = []
+        run = module.run
+
+        def short(dit, plan, *rest, **more):
+            runs.append((plan.batched, engine.opened.parts[TRANSFORMER].streams))
+            if len(runs) <= times:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return run(dit, plan, *rest, **more)
+
+        monkeypatch.setattr(module, "run", short)
+        return runs
+
+    return make
+
+
+def test_out_of_memory_goes_on_in_the_next_smaller_way_and_says_so(failing):
+    want = engine(legs="sequential").sample(job(engine()), Watch())
+    small = engine()
+    small.device = CPU
+    ways = small._ways
+    small._ways = lambda ready: [replace(ways(ready)[0], text="legs side by side", batched=True), *ways(ready)]
+    runs, events = failing(2, small), Events()
+    got = small.sample(job(small), Watch([events]))
+    assert runs == [(True, False), (False, False), (False, True)], "batched, one after the other, streamed"
+    assert torch.equal(got.video, want.video) and torch.equal(got.audio, want.audio), "from the start again, with the same noise"
+    assert [notice.split(" ran out")[0] for notice in got.notices] == ["transformer"] * 2
+    assert "went on with legs one after the other." in got.notices[0] and "all blocks streamed" in got.notices[1]
+    assert [event for event, _ in events.notes if event == "retry"] == ["retry"] * 2
+    assert [phase.name for phase in events.opens].count("sample") == 3
+
+
+def test_m7_when_nothing_smaller_is_left_the_error_passes_with_numbers_and_the_next_prompt_works(failing, monkeypatch):
+    small = engine()
+    want = small.sample(job(small), Watch())
+    runs = failing(99, small)
+    with pytest.raises(torch.OutOfMemoryError, match=r"transformer ran out of memory even with .*all blocks streamed; .* can be had: make the clip smaller"):
+        small.sample(job(small), Watch())
+    assert len(runs) == 2 and not small.opened.parts[TRANSFORMER].held
+    monkeypatch.undo()
+    assert torch.equal(small.sample(job(small), Watch()).video, want.video)
+
+
+def test_a_setting_that_was_asked_for_is_kept(failing):
+    small = engine(legs="batched", residency="resident")
+    runs = failing(99, small)
+    with pytest.raises(torch.OutOfMemoryError, match="another setting than residency=resident and legs=batched"):
+        small.sample(job(small), Watch())
+    assert runs == [(True, False)]
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    small = engine()
+
+    def broken(*_, **__):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(module, "run", broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        small.sample(job(small), Watch())
+
+
+def test_the_text_encoder_streams_when_it_ran_out_of_memory(monkeypatch):
+    want = engine().encode("a lamp", Watch())
+    small, runs = engine(), []
+    encode = module.TextEncoder.encode
+
+    def short(self, text, watch):
+        runs.append(small.opened.parts[TEXT].streams)
+        if len(runs) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encode(self, text, watch)
+
+    monkeypatch.setattr(module.TextEncoder, "encode", short)
+    got = small.encode("a lamp", Watch())
+    assert runs == [False, True] and torch.equal(got.video, want.video)
+    assert "ran out of memory" in got.notices[0] and not small.encode("a lamp", Watch()).notices, "told once"
+
+
+def test_h3_what_cannot_fit_is_refused_before_anything_is_read(monkeypatch):
+    small, events = engine(), Events()
+    monkeypatch.setattr(residency, "device_free", lambda device: 1 << 20)
+    with pytest.raises(InputError, match=r"transformer needs .* of host memory \(.* for weights, .* to work with .*\), and 1.0 MiB can be had; free"):
+        small.sample(job(small), Watch([events]))
+    assert not events.opens and not small.opened.parts[TRANSFORMER].held
+    with pytest.raises(InputError, match="text encoder needs"):
+        engine().encode("a lamp", Watch([events]))
+
+
+def test_h3_on_a_card_the_host_needs_room_to_read(monkeypatch):
+    part = engine().opened.parts[TRANSFORMER]
+    part.device = torch.device("cuda")
+    monkeypatch.setattr(fitting, "host_free", lambda: 200 << 20)
+    with pytest.raises(InputError, match=r"Reading transformer needs 1.0 GiB of host memory for a while, and 200.0 MiB are free"):
+        fitting.check_host(part)
+
+
+def test_frames_that_the_host_cannot_hold_are_refused_and_the_latent_is_kept(monkeypatch):
+    small = engine()
+    latent = torch.zeros(1, small.opened.dit.in_channels, 3, 4, 4)
+    monkeypatch.setattr(module, "host_free", lambda: 1000)
+    with pytest.raises(InputError, match=r"17 frames of 128 x 128 px take .* and 1000 B are free; .* The latent is kept."):
+        small.decode_video(latent, 0, "auto", Watch())
+    assert not any(part.held for part in small.parts)
+
+
+def test_m4_the_estimate_grows_with_the_clip_and_says_what_fits(monkeypatch):
+    small = engine(legs="sequential")
+    sizes = [small._sampling_bytes(small._prepare(job(small, frames=frames)), False) for frames in (1, 2, 5, 30)]
+    assert sizes == sorted(set(sizes))
+    batched = [small._sampling_bytes(small._prepare(job(small, frames=frames)), True) for frames in (5, 30)]
+    assert batched[1] - batched[0] > 2 * (sizes[3] - sizes[2])
+    part = small.opened.parts[TRANSFORMER]
+    monkeypatch.setattr(residency, "device_free", lambda device: part.least + sizes[-1] // 2 - part.held)
+    part.device = small.device = torch.device("cpu", 0)
+    with pytest.raises(InputError, match="transformer needs"):
+        small.sample(job(small, frames=30), Watch())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_working_memory_of_a_step_stays_below_its_estimate(batched):
+    """Per token: what does not grow with the clip is a device's own."""
+    small = engine(legs="batched" if batched else "sequential")
+    small.sample(job(small), Watch())
+    measured, estimated = [], []
+    for frames in (20, 80):
+        one = job(small, frames=frames, steps=1)
+        measured.append(peak_bytes_held(lambda one=one: [small.sample(one, Watch())]))
+        estimated.append(small._sampling_bytes(small._prepare(one), batched))
+    grown = (measured[1] - measured[0]) / (estimated[1] - estimated[0])
+    assert 0.1 < grown < 1.3, grown
+
+
+def test_m7_h6_twenty_mixed_prompts_do_not_grow_and_do_not_slow_down():
+    """Sizes and prompts change, parts leave and come back; after the first round nothing is kept that was not before."""
+    small = engine(cache="off")
+    tensors, seconds, memory = [], [], []
+    for number in range(20):
+        frames = 1 + number % 3
+        small.encode(f"prompt {number}", Watch())
+        if number % 5 == 4:
+            small.detach()
+        started = time.process_time()  # of this process: others may be busy
+        clip = small.sample(job(small, seed=number, frames=frames), Watch())
+        seconds.append(time.process_time() - started)
+        small.decode_video(clip.video, 0, "auto", Watch())
+        small.decode_audio(clip.audio, None, Watch())
+        del clip
+        gc.collect()
+        tensors.append(sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()))
+        memory.append(host_now() or 0)
+    assert tensors[19] - tensors[4] <= 0.05 * tensors[4] + 20, tensors
+    assert memory[19] - memory[5] < 48 << 20, memory
+    alike = [seconds[number] for number in range(20) if number % 3 == 1 and number % 5 != 4]
+    assert sorted(alike[3:])[len(alike[3:]) // 2] <= 2 * sorted(alike[:3])[1], seconds
+
+
+def test_h5_the_time_of_a_step_is_forgotten_when_weights_change_their_place():
+    """A streamed step is slower: taken for a fast one it would be launched whole, and a cancel could not act inside it."""
+    small = engine()
+    small.sample(job(small), Watch())
+    assert small._group_seconds
+    small.opened.parts[TRANSFORMER].shrink(1)
+    assert not small._group_seconds
+
+
+def test_the_tokenizer_is_read_inside_a_phase():
+    events = Events()
+    engine().encode("a lamp", Watch([events]))
+    names = [phase.name for phase in events.opens]
+    assert names.count("text.tokenize") == 2 and names[0] == "text.tokenize" and events.opens[0].facts.get("reading")
+
+
+@pytest.mark.parametrize("name,value", [("residency", "stream"), ("cache", "disk"), ("legs", "sequential")])
+def test_options_that_work_are_open(name, value, tmp_path, monkeypatch):
+    monkeypatch.setenv("LTX25_CACHE", str(tmp_path))
+    small = engine(**{name: value})
+    assert small.sample(job(small), Watch()).video.isfinite().all()

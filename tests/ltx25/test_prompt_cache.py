@@ -1,0 +1,132 @@
+"""Prompts kept in memory and on disk: right, bounded, and never in the way."""
+
+import os
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.connector import Conditioning
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.parts import CONNECTORS, TEXT
+from comfyui_ltx25.ltx25.prompt_cache import IN_MEMORY, PromptCache, disk_limit, identity_of
+from comfyui_ltx25.tests.support.engine import engine, files
+
+
+def conditioning(seed=0, length=128, notices=("cut.",)):
+    draw = torch.Generator().manual_seed(seed)
+    return Conditioning(*(torch.randn(1, length, width, generator=draw).bfloat16().float() for width in (8, 4)), notices)
+
+
+def same(a, b):
+    return a is not None and torch.equal(a.video, b.video) and torch.equal(a.audio, b.audio) and a.notices == b.notices
+
+
+def disk(folder, identity="me", limit=1 << 30):
+    return PromptCache(False, folder, identity, limit)
+
+
+def test_an_entry_comes_back_bit_for_bit_from_memory_and_from_disk(tmp_path):
+    for cache in (PromptCache(True, None, "me", 0), disk(tmp_path)):
+        assert cache.get("a") is None
+        cache.put("a", conditioning())
+        assert same(cache.get("a"), conditioning())
+    exact = Conditioning(torch.full((1, 128, 8), 1 / 3), torch.zeros(1, 128, 4), ())
+    disk(tmp_path).put("b", exact)
+    assert same(disk(tmp_path).get("b"), exact), "what bf16 cannot hold is kept as float32"
+    assert disk(tmp_path).get("a").video.dtype == torch.float32
+
+
+def test_c4_an_entry_belongs_to_text_and_identity(tmp_path):
+    cache = disk(tmp_path)
+    cache.put("same length", conditioning(1))
+    assert cache.get("other words") is None and cache.get("same length ") is None
+    assert disk(tmp_path, "another encoder").get("same length") is None
+    assert same(disk(tmp_path).get("same length"), conditioning(1))
+
+
+def test_identity_covers_files_and_dtype(tmp_path):
+    a, b = read_header(files().text_encoder), read_header(files().transformer)
+    copy = tmp_path / a.name
+    copy.write_bytes(a.path.read_bytes())
+    os.utime(copy, ns=(a.mtime_ns, a.mtime_ns + 1))
+    made = [identity_of(*arguments) for arguments in (([a, b], torch.float32), ([a, b], torch.bfloat16), ([b], torch.float32), ([read_header(copy), b], torch.float32), ([a, b], torch.float32, "lora"))]
+    assert len(set(made)) == len(made)
+    assert made[0] == identity_of([a, b], torch.float32)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
+def test_a_corrupt_entry_is_a_miss_and_goes(tmp_path, damage):
+    disk(tmp_path).put("a", conditioning())
+    (path,) = tmp_path.glob("*.safetensors")
+    raw = bytearray(path.read_bytes())
+    if damage == "cut":
+        raw = raw[:-3]
+    elif damage == "flipped":
+        raw[-5] ^= 1
+    elif damage == "empty":
+        raw = bytearray()
+    else:
+        raw = bytearray(files().audio_vae.read_bytes())
+    path.write_bytes(raw)
+    cache = disk(tmp_path)
+    assert cache.get("a") is None and not path.exists()
+    cache.put("a", conditioning())
+    assert same(cache.get("a"), conditioning())
+
+
+def test_the_folder_is_bounded_and_what_was_used_longest_ago_goes_first(tmp_path):
+    disk(tmp_path).put("0", conditioning(0))
+    (path,) = tmp_path.glob("*.safetensors")
+    limit = int(3.5 * path.stat().st_size)
+    cache = disk(tmp_path, limit=limit)
+    for number in range(1, 3):
+        cache.put(str(number), conditioning(number))
+    for number, age in (("0", 30), ("1", 20), ("2", 10)):
+        entry = cache._path(number)
+        os.utime(entry, (1e9 - age, 1e9 - age))
+    assert cache.get("0") is not None  # used now
+    cache.put("3", conditioning(3))
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= limit
+    assert [name for name in "0123" if cache.get(name) is not None] == ["0", "2", "3"]
+
+
+def test_memory_is_bounded():
+    cache = PromptCache(True, None, "me", 0)
+    for number in range(IN_MEMORY + 5):
+        cache.put(str(number), conditioning(0, 1))
+    assert cache.get("0") is None and cache.get(str(IN_MEMORY + 4)) is not None and len(cache._known) == IN_MEMORY
+
+
+def test_a_disk_that_cannot_be_written_is_no_error(tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    cache = PromptCache(True, blocked / "prompts", "me", 1 << 20)
+    cache.put("a", conditioning())
+    assert same(cache.get("a"), conditioning()) and "could not be kept" in caplog.text
+
+
+def test_no_words_are_on_disk(tmp_path):
+    disk(tmp_path).put("a very private sentence", conditioning())
+    assert all(b"private" not in path.read_bytes() and "private" not in path.name for path in tmp_path.iterdir())
+
+
+def test_limit_of_the_folder(monkeypatch, caplog):
+    monkeypatch.setenv("LTX25_CACHE_GB", "0.5")
+    assert disk_limit() == 500_000_000
+    monkeypatch.setenv("LTX25_CACHE_GB", "much")
+    assert disk_limit() == 2_000_000_000 and "much" in caplog.text
+    monkeypatch.delenv("LTX25_CACHE_GB")
+    assert disk_limit() == 2_000_000_000
+
+
+def test_c3_an_encoder_is_not_loaded_for_a_prompt_another_process_encoded(tmp_path, monkeypatch):
+    monkeypatch.setenv("LTX25_CACHE", str(tmp_path))
+    first = engine(cache="disk")
+    made = {text: first.encode(text, Watch()) for text in ("a lamp", "two lamps")}
+    assert not torch.equal(made["a lamp"].video, made["two lamps"].video)
+    second = engine(cache="disk")
+    for text, want in made.items():
+        got = second.encode(text, Watch())
+        assert torch.equal(got.video, want.video) and torch.equal(got.audio, want.audio) and got.video.device.type == "cpu"
+    assert not second.opened.parts[TEXT].loaded and not second.opened.parts[CONNECTORS].loaded
+    assert engine(cache="off").encode("a lamp", Watch()).video.equal(made["a lamp"].video)

@@ -1,0 +1,184 @@
+"""Parts that load, shrink and stream, and the arbiter that decides about them, with a pretended device."""
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25 import part as parts
+from comfyui_ltx25.ltx25 import residency
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, open_parts
+from comfyui_ltx25.ltx25.residency import Standalone
+from comfyui_ltx25.tests.support.engine import CPU, engine, files, job
+
+
+class Stop(BaseException):
+    """Stands for the host's cancel."""
+
+
+class Phases:
+    """A sink that keeps what was told, and cancels after `most` ticks."""
+
+    wants_preview = False
+
+    def __init__(self, most=None):
+        self.phases, self.ticks, self.most = [], 0, most
+
+    def check(self):
+        if self.most is not None and self.ticks >= self.most:
+            raise Stop
+
+    def opened(self, phase):
+        self.phases.append(phase)
+
+    def ticked(self, phase):
+        self.ticks += 1
+
+    def closed(self, phase): ...
+
+
+@pytest.fixture
+def opened():
+    return open_parts(files(), CPU)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """card(total, *parts): a device of so many bytes, of which the parts take what they hold."""
+
+    def make(total, *held):
+        monkeypatch.setattr(residency, "device_free", lambda device: total - sum(part.held for part in held))
+
+    return make
+
+
+def weights(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_what_a_part_says_it_holds_is_what_it_holds(opened):
+    for part in opened.parts.values():
+        part.load(Watch())
+        held = sum(t.nbytes for piece in part.pieces for t in part[piece.name].state_dict().values())
+        assert part.held == part.bytes == held, part.name
+
+
+def test_a_streaming_part_holds_what_it_says(opened):
+    part = opened.parts[TEXT]
+    part.load(Watch(), part.least)
+    with torch.inference_mode(), Watch().phase("text.tower") as phase:
+        part["tower"](torch.tensor([2, 5, 7]), phase)
+    there = sum(t.nbytes for piece in part.pieces for t in part[piece.name].state_dict().values() if not t.is_meta)
+    assert there + part._stack.slot_bytes <= part.held <= part.least < part.bytes
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_whole_blocks_are_given_back_at_least_as_much_as_asked_for(opened, blocks):
+    part, told = opened.parts[TRANSFORMER], []
+    part.unloading.append(lambda: told.append("graphs"))
+    part.load(Watch())
+    before, one = weights(part["dit"]), part._block_bytes[0]
+    assert part.shrink((blocks - 1) * one + 1) == blocks * one
+    assert not part.loaded and part.held == part.bytes - blocks * one and told == ["graphs"]
+    sink = Phases()
+    part.load(Watch([sink]))
+    (phase,) = sink.phases
+    assert part.loaded and not part.streams and part.held == part.bytes
+    assert phase.done == phase.total == sum(part._block_read[-blocks:]), "only what was given is read again"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in part["dit"].state_dict().items())
+
+
+def test_more_than_all_blocks_cannot_be_given(opened):
+    part = opened.parts[TRANSFORMER]
+    assert part.shrink(1) == 0
+    part.load(Watch())
+    assert part.shrink(sum(part._block_bytes) + 1) == 0 and part.loaded
+    assert opened.parts[VIDEO_VAE].shrink(1) == 0
+
+
+@pytest.mark.parametrize("budget", ["least", "one", "whole"])
+def test_i3_a_cancelled_load_leaves_nothing(opened, budget):
+    part = opened.parts[TRANSFORMER]
+    size = {"least": part.least, "one": part.least + part._block_bytes[0], "whole": part.bytes}[budget]
+    with pytest.raises(Stop):
+        part.load(Watch([Phases(most=3)]), size)
+    assert not part.loaded and part.held == 0 and not part.streams
+    part.load(Watch(), size)
+    assert part.loaded and part.held <= size
+
+
+def test_as_many_blocks_stay_as_the_budget_allows_and_never_more(opened):
+    part, kept = opened.parts[TRANSFORMER], []
+    for budget in range(part.least, part.bytes + 1, part._block_bytes[0] // 2):
+        part.load(Watch(), budget)
+        assert part.held <= budget
+        kept.append(len(part._stack.kept))
+        part.unload()
+    assert kept == sorted(kept) and kept[0] == 0 and kept[-1] >= 1
+
+
+def test_a_streaming_part_becomes_whole_when_there_is_room(opened):
+    part = opened.parts[TRANSFORMER]
+    part.load(Watch(), part.least)
+    assert part.streams
+    part.load(Watch(), part.bytes - 1)
+    assert part.streams, "not for less"
+    sink = Phases()
+    part.load(Watch([sink]), part.bytes)
+    assert not part.streams and part.held == part.bytes and sink.phases[0].done == 0, "out of host memory, not the file"
+    whole = open_parts(files(), CPU).parts[TRANSFORMER]
+    whole.load(Watch())
+    assert all(torch.equal(a, b) for a, b in zip(part["dit"].state_dict().values(), whole["dit"].state_dict().values(), strict=True))
+
+
+def test_m2_blocks_are_parked_only_where_the_host_has_room_to_spare(opened, monkeypatch):
+    part = opened.parts[TRANSFORMER]
+    for free, parked in ((parts.HOST_SPARE, 0), (parts.HOST_SPARE + sum(part._block_bytes), 4)):
+        monkeypatch.setattr(parts, "host_free", lambda free=free: free)
+        part.load(Watch(), part.least)
+        assert len(part._stack.parked) == parked
+        part.unload()
+    monkeypatch.setattr(parts, "is_unified", lambda device: True)
+    part.load(Watch(), part.least)
+    assert not part._stack.parked, "where device and host are one memory a copy would gain nothing"
+
+
+def test_the_largest_idle_part_leaves_first_and_only_when_it_must(opened, card):
+    text, connectors, dit, vae = (opened.parts[name] for name in (TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE))
+    arbiter = Standalone(tuple(opened.parts.values()))
+    card(vae.bytes + dit.bytes + connectors.bytes + 1000, *opened.parts.values())
+    for part in (connectors, vae, dit):
+        arbiter.ready([part], 1000, Watch())
+    assert connectors.loaded and vae.loaded and dit.loaded
+    arbiter.ready([text], 0, Watch())
+    assert text.loaded and not vae.loaded and dit.loaded and connectors.loaded
+
+
+def test_m6_a_part_that_cannot_be_whole_streams_and_leaves_the_working_memory(opened, card):
+    dit, vae = opened.parts[TRANSFORMER], opened.parts[VIDEO_VAE]
+    arbiter = Standalone(tuple(opened.parts.values()))
+    total = dit.least + dit._block_bytes[0] + 5000
+    card(total, *opened.parts.values())
+    arbiter.ready([dit], 5000, Watch())
+    assert dit.streams and total - dit.held >= 5000 and len(dit._stack.kept) == 1
+    assert arbiter.room(CPU) == total
+    arbiter.ready([dit], 5000, Watch())
+    assert len(dit._stack.kept) == 1, "ready again changes nothing"
+    arbiter.ready([dit], 5000 + dit._block_bytes[0], Watch())
+    assert dit.loaded and total - dit.held >= 5000 + dit._block_bytes[0], "a larger clip takes a block's room"
+    card(dit.bytes + vae.bytes + 5000, *opened.parts.values())
+    arbiter.ready([dit], 5000, Watch())
+    assert not dit.streams
+
+
+def test_m5_the_smallest_setting_renders_on_a_card_that_holds_little_more_than_two_blocks(card, monkeypatch):
+    small = engine(legs="sequential")
+    dit = small.opened.parts[TRANSFORMER]
+    wanted = engine(legs="sequential").sample(job(small), Watch())
+    working = small._sampling_bytes(small._prepare(job(small)), False)
+    monkeypatch.setattr(residency, "device_free", lambda device: dit.least + working - sum(part.held for part in small.parts))
+    got = small.sample(job(small), Watch())
+    assert dit.streams and torch.equal(got.video, wanted.video) and torch.equal(got.audio, wanted.audio)
+
+
+def test_a_part_used_while_away_is_a_mistake_told_by_name(opened):
+    with pytest.raises(RuntimeError, match="part audio VAE is not loaded"):
+        opened.parts[AUDIO_VAE]["decoder"]
