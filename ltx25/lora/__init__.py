@@ -1,0 +1,13 @@
+"""LoRA: low-rank changes of the transformer's linear layers, W + strength * scale * B A.
+
+names.py    the spellings of keys that trainers and converters use
+file.py     a LoRA file matched with a base file: which pairs change which tensors
+change.py   changing a filled module: dense weights in place, weights kept as stored by a product beside theirs
+adapter.py  which LoRAs a loaded part has now, and how it gets others
+"""
+
+from .adapter import Adapter
+from .change import Sided, apply, targets
+from .file import Lora, Pair
+
+__all__ = ["Adapter", "Lora", "Pair", "Sided", "apply", "targets"]

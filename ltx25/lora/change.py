@@ -1,0 +1,169 @@
+"""LoRAs on a filled module. Dense weights become W + sum of strength * scale * B A, added in float32 and rounded once; the
+official loader adds in bf16. A weight kept as it is stored stays that, and its layer adds (x A^T) B^T to its product: a
+change far below the format's own steps would vanish in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...kernels.quantise import Activation, Quantised
+from ..checkpoint import Header, expected, read_tensors
+from ..checkpoint.fill import Slice
+from ..linear import Linear, Storage
+from .file import Lora, Pair
+
+_AT_ONCE = 1 << 30  # bytes of pairs on the device at a time
+
+
+@dataclass(frozen=True)
+class Branch:
+    """b (rows, rank) writes outputs [start, start + rows) from ranks [first, first + rank) of a Sided's `a`."""
+
+    b: torch.Tensor
+    start: int
+    first: int
+
+
+class Sided:
+    """A stored weight (linear.Storage) and low-rank products beside it. a (ranks, in) holds the first factors of all."""
+
+    def __init__(self, base: Storage, a: torch.Tensor, branches: Sequence[Branch]) -> None:
+        self.base, self.a, self.branches = base, a, tuple(branches)
+        self.quantised = base.quantised
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes + self.a.nbytes + sum(branch.b.nbytes for branch in self.branches)
+
+    def product(self, x: Activation, bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        y = self.base.product(x, bias, like)
+        low = F.linear(x.dequantised(like.dtype) if isinstance(x, Quantised) else x, self.a)
+        for branch in self.branches:
+            rows, rank = branch.b.shape
+            y.narrow(-1, branch.start, rows).add_(F.linear(low.narrow(-1, branch.first, rank), branch.b))
+        return y
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        whole = self.base.dense(torch.promote_types(dtype, torch.float32))
+        for branch in self.branches:
+            rows, rank = branch.b.shape
+            whole.narrow(0, branch.start, rows).add_(branch.b.to(whole.dtype) @ self.a.narrow(0, branch.first, rank).to(whole.dtype))
+        return whole.to(dtype)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tensor of the base file that LoRAs change: where it is in the module, and by what, in order."""
+
+    name: str
+    place: Slice
+    changes: tuple[tuple[Lora, Pair], ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(pair.bytes for _, pair in self.changes)
+
+
+def targets(blank: nn.Module, header: Header, prefix: str, loras: Sequence[Lora]) -> list[Target]:
+    """What the LoRAs change of a module whose tensors are below `prefix` in the base file, in file order of the first.
+
+    blank: the module before it is filled, on meta: filled layers may have let go of their parameters.
+    """
+    found = []
+    for relative, place in expected(blank, header, prefix).items():
+        name = prefix + relative
+        changes = tuple((lora, lora.pairs[name]) for lora in loras if name in lora.pairs)
+        if changes:
+            found.append(Target(name, place, changes))
+    return sorted(found, key=lambda target: target.changes[0][1].a.begin)
+
+
+def within(found: Sequence[Target], module: nn.Module, path: str) -> list[Target]:
+    """The targets that are in `module`, the part at `path` ("transformer_blocks.3." or "") of the whole, in its own names."""
+    there = {name for name, _ in module.named_modules()}
+    mine = [replace(one, place=replace(one.place, name=one.place.name.removeprefix(path))) for one in found if one.place.name.startswith(path)]
+    return [one for one in mine if one.place.name.rpartition(".")[0] in there]
+
+
+def apply(module: nn.Module, found: Sequence[Target], device: torch.device, read: Callable[[int], None]) -> None:
+    """Change a filled `module` by targets `within` it, none of them applied yet.
+
+    `read(n)`: as in fill; where it raises, the module is to be dropped.
+    """
+    sides: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+    for batch in _batches(found):
+        factors = _read(batch, device, read)
+        for target in batch:
+            weight = weight_of(module, target.place)
+            if weight is not None:
+                _fuse(weight, target, factors)
+            else:
+                start, path = target.place.start, target.place.name.rpartition(".")[0]
+                sides.setdefault(path, []).extend((start, *_scaled(factors, lora, pair)) for lora, pair in target.changes)
+    for path, parts in sides.items():
+        layer: Linear = module.get_submodule(path)
+        layer.storage = _sided(layer, parts)
+
+
+def weight_of(module: nn.Module, place: Slice) -> torch.Tensor | None:
+    """The rows of a dense parameter that `place` means; None where the layer keeps its weight as stored."""
+    path, _, leaf = place.name.rpartition(".")
+    parameter = module.get_submodule(path)._parameters.get(leaf)
+    if parameter is None:
+        return None
+    return parameter.data if place.rows is None else parameter.data.narrow(0, place.start, place.rows)
+
+
+Factors = dict[tuple[int, str], torch.Tensor]  # (id of a LoRA, tensor name)
+
+
+def _read(batch: Sequence[Target], device: torch.device, read: Callable[[int], None]) -> Factors:
+    factors: Factors = {}
+    loras = {id(lora): lora for target in batch for lora, _ in target.changes}
+    for number, lora in loras.items():
+        infos = [info for target in batch for own, pair in target.changes if own is lora for info in (pair.a, pair.b)]
+        room = {info.name: torch.empty(lora.header.tensors[info.name].shape, dtype=info.dtype, device=device) for info in infos}
+        read_tensors(lora.header, room, read)
+        factors |= {(number, info.name): room[info.name].view(info.shape) for info in infos}
+    return factors
+
+
+def _fuse(weight: torch.Tensor, target: Target, factors: Factors) -> None:
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    total = weight.to(wide, copy=True)
+    for lora, pair in target.changes:
+        a, b = factors[id(lora), pair.a.name].to(wide), factors[id(lora), pair.b.name].to(wide)
+        total.addmm_(b, a, alpha=lora.strength * pair.scale)
+    weight.copy_(total)
+
+
+def _scaled(factors: Factors, lora: Lora, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    b = factors[id(lora), pair.b.name].float() * (lora.strength * pair.scale)
+    return factors[id(lora), pair.a.name], b
+
+
+def _sided(layer: Linear, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> Sided:
+    dtype = layer._dtype_of.dtype
+    branches, first = [], 0
+    for start, a, b in parts:
+        branches.append(Branch(b.to(dtype), start, first))
+        first += len(a)
+    return Sided(layer.storage, torch.cat([a.to(dtype) for _, a, _ in parts]), branches)
+
+
+def _batches(found: Sequence[Target]) -> Iterator[list[Target]]:
+    batch: list[Target] = []
+    for target in found:
+        if batch and sum(one.bytes for one in batch) + target.bytes > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(target)
+    if batch:
+        yield batch
+

@@ -1,0 +1,124 @@
+"""A LoRA file and the base it is for: which of its pairs change which tensor, found from headers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..checkpoint import Header, TensorInfo, open_file, read_bytes
+from ..errors import FileError, InputError
+from .names import spellings, split
+
+
+@dataclass(frozen=True)
+class Pair:
+    """W + scale * B A: a (rank, in), b (out, rank). scale: alpha / rank where the file has an alpha, else 1."""
+
+    a: TensorInfo
+    b: TensorInfo
+    scale: float
+
+    @property
+    def bytes(self) -> int:
+        return self.a.end - self.a.begin + self.b.end - self.b.begin
+
+
+@dataclass(frozen=True)
+class Lora:
+    """pairs: base tensor (full name in its file) -> what changes it. unmatched: layers of the LoRA that the base lacks."""
+
+    header: Header
+    strength: float
+    pairs: dict[str, Pair]
+    unmatched: tuple[str, ...]
+
+    @staticmethod
+    def open(path: str | Path, strength: float, base: Header, prefix: str, other: tuple[str, ...] = ()) -> Lora:
+        """Match `path` with the linear layers of `base` below `prefix`; `other` are prefixes below it of another part's.
+
+        Alpha is taken from `.alpha` tensors alone, as ComfyUI does: `lora_alpha` in the metadata changes nothing, per the
+        official loader. Raises FileError for a file that is no LoRA, of which nothing matches, or whose shapes do not fit.
+        """
+        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not math.isfinite(strength):
+            raise InputError(f"LoRA strength is {strength!r}, wanted a finite number like 1.0.")
+        header = open_file(path)
+        layers = [
+            name[len(prefix) : -len(".weight")]
+            for name, info in base.tensors.items()
+            if name.startswith(prefix) and name.endswith(".weight") and len(info.shape) == 2 and not name[len(prefix) :].startswith(other)
+        ]
+        found = _by_layer(header)
+        table = spellings(layers)
+        pairs: dict[str, Pair] = {}
+        unmatched = []
+        for spelled, roles in found.items():
+            layer = table.get(spelled)
+            if layer is None or not {"a", "b"} <= roles.keys():
+                if layer is not None:
+                    raise FileError(f"{header.name}: {spelled} has only {' and '.join(info.name for info in roles.values())} of a LoRA pair; download it again.")
+                unmatched.append(spelled)
+                continue
+            name = f"{prefix}{layer}.weight"
+            if name in pairs:
+                raise FileError(f"{header.name} changes {layer} twice, as {spelled} and in another spelling; use a file made by one tool.")
+            pairs[name] = _pair(header, spelled, roles, base.tensors[name])
+        if not pairs:
+            shown = ", ".join(unmatched[:2]) or ", ".join(list(header.tensors)[:2]) or "nothing"
+            raise FileError(f"{header.name}: none of its {len(unmatched)} layers is one of {base.name} (it has {shown}); use a LoRA for LTX-2.5.")
+        return Lora(header, float(strength), pairs, tuple(unmatched))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for LoRAs that change a base alike."""
+        return str(self.header.path), self.header.size, self.header.mtime_ns, self.strength
+
+    @property
+    def largest_rank(self) -> int:
+        return max(pair.a.shape[0] for pair in self.pairs.values())
+
+    def __str__(self) -> str:
+        total = len(self.pairs) + len(self.unmatched)
+        text = f"LoRA {self.header.name} at strength {self.strength:g}: {len(self.pairs)} of {total} layers matched"
+        if not self.unmatched:
+            return text + "."
+        more = f" and {len(self.unmatched) - 3} more" if len(self.unmatched) > 3 else ""
+        return f"{text}; not used: {', '.join(self.unmatched[:3])}{more}."
+
+
+def _by_layer(header: Header) -> dict[str, dict[str, TensorInfo]]:
+    """Layer, as spelled -> its tensors by role. A layer with tensors of no known role keeps them under their own names."""
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for key, info in header.tensors.items():
+        layer, role = split(key)
+        found.setdefault(layer, {})[role or key] = info
+    return found
+
+
+def _pair(header: Header, spelled: str, roles: dict[str, TensorInfo], target: TensorInfo) -> Pair:
+    if "dora" in roles:
+        raise FileError(f"{header.name}: {spelled} is a DoRA (it has {roles['dora'].name}), which is not supported; use a plain LoRA.")
+    a, b = _matrix(roles["a"]), _matrix(roles["b"])
+    rank = a.shape[0] if len(a.shape) == 2 else 0
+    if len(a.shape) != 2 or len(b.shape) != 2 or b.shape[1] != rank or (b.shape[0], a.shape[1]) != target.shape or rank == 0:
+        raise FileError(
+            f"{header.name}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} do not fit {target.name} {list(target.shape)}; "
+            "the LoRA was made for another model."
+        )
+    for info in (a, b):
+        if not info.dtype.is_floating_point or info.name in header.stored:
+            raise FileError(f"{header.name}: {info.name} is stored as {info.dtype}, wanted bf16, fp16 or fp32.")
+    return Pair(a, b, 1.0 if "alpha" not in roles else _number(header, roles["alpha"]) / rank)
+
+
+def _matrix(info: TensorInfo) -> TensorInfo:
+    """Some trainers keep linear layers as 1 x 1 convolutions."""
+    return replace(info, shape=info.shape[:2]) if len(info.shape) == 4 and info.shape[2:] == (1, 1) else info
+
+
+def _number(header: Header, info: TensorInfo) -> float:
+    if info.numel != 1 or not info.dtype.is_floating_point and info.dtype is not torch.int64:
+        raise FileError(f"{header.name}: {info.name} is {info.dtype} of shape {list(info.shape)}, wanted one number.")
+    return float(torch.frombuffer(bytearray(read_bytes(header, info.name)), dtype=info.dtype)[0])

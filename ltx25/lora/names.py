@@ -1,0 +1,63 @@
+"""Names of LoRA tensors: the layer, in one of many spellings, and what the tensor is to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Endings of the two factors, A (rank, in) first in the product, and of the rest. Trainers and converters each have theirs.
+ROLES = {
+    ".lora_A.weight": "a",
+    ".lora_A.default.weight": "a",
+    ".lora_down.weight": "a",
+    ".lora.down.weight": "a",
+    "_lora.down.weight": "a",
+    ".lora_linear_layer.down.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_B.default.weight": "b",
+    ".lora_up.weight": "b",
+    ".lora.up.weight": "b",
+    "_lora.up.weight": "b",
+    ".lora_linear_layer.up.weight": "b",
+    ".alpha": "alpha",
+    ".dora_scale": "dora",
+    ".lora_magnitude_vector": "dora",
+    ".lora_magnitude_vector.weight": "dora",
+}
+_PREFIXES = ("", "diffusion_model.", "model.diffusion_model.", "transformer.", "base_model.model.", "unet.")
+_FLAT = ("lora_unet_", "lora_transformer_", "lycoris_", "")  # before a name whose dots are underscores
+
+# Official name -> diffusers' name, replaced in this order.
+_DIFFUSERS = (
+    ("patchify_proj", "proj_in"),
+    ("av_ca_video_scale_shift_adaln_single", "av_cross_attn_video_scale_shift"),
+    ("av_ca_a2v_gate_adaln_single", "av_cross_attn_video_a2v_gate"),
+    ("av_ca_audio_scale_shift_adaln_single", "av_cross_attn_audio_scale_shift"),
+    ("av_ca_v2a_gate_adaln_single", "av_cross_attn_audio_v2a_gate"),
+    ("audio_prompt_adaln_single", "audio_prompt_adaln"),
+    ("prompt_adaln_single", "prompt_adaln"),
+    ("audio_adaln_single.", "audio_time_embed."),
+    ("adaln_single.", "time_embed."),
+)
+
+
+def split(key: str) -> tuple[str, str | None]:
+    """(layer as the file spells it, "a", "b", "alpha" or "dora"); the role is None where the ending is no known one."""
+    for ending, role in ROLES.items():
+        if key.endswith(ending):
+            return key.removesuffix(ending), role
+    return key, None
+
+
+def spellings(layers: Iterable[str]) -> dict[str, str]:
+    """Every spelling of every layer -> the layer. `layers`: names in the base file, without its prefix and `.weight`."""
+    table: dict[str, str] = {}
+    for layer in layers:
+        other = layer
+        for official, renamed in _DIFFUSERS:
+            other = other.replace(official, renamed)
+        for name in (layer, other):
+            for prefix in _PREFIXES:
+                table.setdefault(prefix + name, layer)
+            for prefix in _FLAT:
+                table.setdefault(prefix + name.replace(".", "_"), layer)
+    return table

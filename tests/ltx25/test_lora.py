@@ -1,0 +1,283 @@
+"""LoRAs: every spelling, the official numbers, dense and stored bases, and the way back to the base."""
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.checkpoint import open_file, write_file
+from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
+from comfyui_ltx25.ltx25.dit import DiT
+from comfyui_ltx25.ltx25.errors import FileError, InputError
+from comfyui_ltx25.ltx25.lora import Lora, apply, targets
+from comfyui_ltx25.ltx25.lora.adapter import Adapter
+from comfyui_ltx25.ltx25.lora.change import weight_of
+from comfyui_ltx25.tests.support import golden_dit as golden
+from comfyui_ltx25.tests.support.diffusers_dit import oracle_name
+from comfyui_ltx25.tests.support.dit_cases import forward_of, leg_of, plan_of
+from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.quantised import read_all, write_quantised
+from comfyui_ltx25.tests.support.renders import CPU, WATCH, off, open_engine, sampled
+from comfyui_ltx25.tests.support.tiny import tiny_files
+
+CONNECTORS = ("video_embeddings_connector.", "audio_embeddings_connector.")
+OFFICIAL = [name for name in golden.names("lora/") if name.endswith("_fp32")]
+# The official code adds in bf16: F32 weights come back bf16-rounded, sums are rounded after every LoRA. Ours adds in float32.
+OTHER_RULE = [name for name in golden.names("lora/") if name.endswith("_bf16")]
+
+
+def opened(path, strength, base):
+    return Lora.open(path, strength, base, transformer_prefix(base), CONNECTORS)
+
+
+def test_every_official_case_is_tested_or_follows_the_rule_we_do_not():
+    assert sorted(OFFICIAL + OTHER_RULE) == sorted(golden.names("lora/"))
+    assert OTHER_RULE == ["lora/strength_0_bf16", "lora/strength_0.5_bf16", "lora/strength_1_bf16", "lora/two_loras_bf16"]
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_values(name):
+    base = golden.header("f32")
+    dit = golden.load_dit(base, torch.float32)
+    loras = [opened(golden.FOLDER / file, strength, base) for file, strength in golden.inputs(name)["loras"]]
+    prefix = transformer_prefix(base)
+    with torch.device("meta"):
+        blank = DiT(read_transformer(base)[0])
+    found = targets(blank, base, prefix, loras)
+    apply(dit, found, CPU, lambda n: None)
+    case, want = golden.inputs(name), golden.outputs(name)
+    forward, leg = forward_of(dit, case, 0), leg_of(case, 0)
+    velocity = forward.run(dit, plan_of(case, leg))[leg]
+    for stream in ("video", "audio"):
+        golden.check(name, f"{stream}_velocity", getattr(velocity, stream))
+    places = {target.name: target.place for target in found}
+    fused = [key for key in want if key.startswith("fused/")]
+    assert fused
+    for key in fused:
+        golden.check(name, key, weight_of(dit, places[prefix + key.removeprefix("fused/")]))
+
+
+# Names
+
+
+def tiny_lora(path, rank=4, spell=lambda name: f"diffusion_model.{name}", ends=(".lora_A.weight", ".lora_B.weight"), alpha=None, metadata=None, extra=(), size=0.1, base=None):
+    """A LoRA for every linear layer of the tiny transformer's first two blocks, its adaLN and its input and output."""
+    tensors, _ = read_all(base or tiny_files().transformer)
+    prefix = "model.diffusion_model."
+    made = {}
+    for name, tensor in tensors.items():
+        layer = name.removeprefix(prefix).removesuffix(".weight")
+        if tensor.ndim != 2 or not name.endswith(".weight") or layer.startswith(CONNECTORS):
+            continue
+        if layer.startswith("transformer_blocks.") and int(layer.split(".")[1]) > 1:
+            continue
+        generator = torch.Generator().manual_seed(sum(map(ord, layer)))
+        out, inner = tensor.shape
+        r = min(rank, out, inner)
+        made[spell(layer) + ends[0]] = (torch.randn(r, inner, generator=generator) / inner**0.5).bfloat16()
+        made[spell(layer) + ends[1]] = (size * torch.randn(out, r, generator=generator)).bfloat16()
+        if alpha is not None:
+            made[spell(layer) + ".alpha"] = torch.tensor(alpha)
+    made |= dict(extra)
+    write_file(path, made, metadata or {})
+    return path
+
+
+SPELLINGS = {
+    "official": (lambda name: f"diffusion_model.{name}", (".lora_A.weight", ".lora_B.weight")),
+    "unprefixed": (lambda name: name, (".lora_A.weight", ".lora_B.weight")),
+    "whole prefix": (lambda name: f"model.diffusion_model.{name}", (".lora_A.weight", ".lora_B.weight")),
+    "kohya": (lambda name: "lora_unet_" + name.replace(".", "_"), (".lora_down.weight", ".lora_up.weight")),
+    "transformer": (lambda name: f"transformer.{name}", (".lora_A.weight", ".lora_B.weight")),
+    "up and down": (lambda name: f"diffusion_model.{name}", (".lora_down.weight", ".lora_up.weight")),
+    "diffusers": (lambda name: "transformer." + oracle_name(name + ".").removesuffix("."), (".lora_A.weight", ".lora_B.weight")),
+    "old diffusers": (lambda name: name, (".lora.down.weight", ".lora.up.weight")),
+    "peft": (lambda name: f"base_model.model.{name}", (".lora_A.default.weight", ".lora_B.default.weight")),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_matches_every_layer(spelling, tmp_path):
+    spell, ends = SPELLINGS[spelling]
+    base = open_file(tiny_files().transformer)
+    wanted = opened(tiny_lora(tmp_path / "official.safetensors"), 1.0, base)
+    got = opened(tiny_lora(tmp_path / "x.safetensors", spell=spell, ends=ends), 1.0, base)
+    assert got.unmatched == () and got.pairs.keys() == wanted.pairs.keys() and len(got.pairs) == 2 * 34 + 28
+    assert str(got) == "LoRA x.safetensors at strength 1: 96 of 96 layers matched."
+
+
+def test_the_published_lora_matches_its_transformer(tmp_path):
+    base = open_file(write_published("ltx-2.5-22b-dev-transformer-bf16", tmp_path))
+    lora = opened(write_published("ltx-2.5-22b-distilled-lora-450-bf16", tmp_path), 1.0, base)
+    assert len(lora.pairs) == 1660 and not lora.unmatched and lora.largest_rank == 450
+    assert {pair.scale for pair in lora.pairs.values()} == {1.0}  # `lora_alpha` is in its metadata
+    with torch.device("meta"):
+        blank = DiT(read_transformer(base)[0])
+    assert len(targets(blank, base, transformer_prefix(base), [lora])) == 1660
+
+
+def test_alpha_counts_where_it_is_a_tensor_and_nowhere_else(tmp_path):
+    base = open_file(tiny_files().transformer)
+    lora = opened(tiny_lora(tmp_path / "a.safetensors", rank=4, alpha=2.0), 1.0, base)
+    assert all(pair.scale == 2.0 / pair.a.shape[0] for pair in lora.pairs.values())
+    lora = opened(tiny_lora(tmp_path / "b.safetensors", metadata={"lora_alpha": "450", "lora_rank": "4"}), 1.0, base)
+    assert {pair.scale for pair in lora.pairs.values()} == {1.0}
+
+
+def test_unmatched_layers_are_counted_and_named(tmp_path):
+    extra = {"diffusion_model.extra.lora_A.weight": torch.ones(2, 8), "diffusion_model.extra.lora_B.weight": torch.ones(8, 2), "other.diff": torch.ones(3)}
+    lora = opened(tiny_lora(tmp_path / "x.safetensors", extra=extra), 0.5, open_file(tiny_files().transformer))
+    assert str(lora) == "LoRA x.safetensors at strength 0.5: 96 of 98 layers matched; not used: diffusion_model.extra, other.diff."
+
+
+def test_k3_a_lora_that_cannot_act_is_an_error(tmp_path):
+    base = open_file(tiny_files().transformer)
+
+    def refused(tensors, word, strength=1.0):
+        write_file(tmp_path / "x.safetensors", tensors, {})
+        with pytest.raises(FileError) as caught:
+            opened(tmp_path / "x.safetensors", strength, base)
+        assert word in str(caught.value) and str(caught.value).startswith("x.safetensors")
+
+    layer = "diffusion_model.proj_out"
+    a, b = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+    out, inner = base.tensors["model.diffusion_model.proj_out.weight"].shape
+    good = {a: torch.ones(2, inner), b: torch.ones(out, 2)}
+    refused({"unet.down_blocks.0.lora_A.weight": torch.ones(2, 4), "unet.down_blocks.0.lora_B.weight": torch.ones(4, 2)}, "none of its 1 layers")
+    refused({"weight": torch.ones(2, 4)}, "none of its 1 layers")
+    refused({**good, a: torch.ones(2, inner + 1)}, "do not fit")
+    refused({**good, b: torch.ones(out, 3)}, "do not fit")
+    refused({a: good[a]}, "has only")
+    refused({**good, f"{layer}.dora_scale": torch.ones(out, 1)}, "DoRA")
+    refused({**good, "lora_unet_proj_out.lora_down.weight": good[a], "lora_unet_proj_out.lora_up.weight": good[b]}, "twice")
+    with pytest.raises(InputError, match="strength is nan"):
+        opened(tiny_lora(tmp_path / "y.safetensors"), float("nan"), base)
+    with pytest.raises(FileError, match="does not exist"):
+        opened(tmp_path / "missing.safetensors", 1.0, base)
+
+
+# On an engine
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    return tiny_lora(tmp_path_factory.mktemp("lora") / "style.safetensors")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory):
+    return tiny_lora(tmp_path_factory.mktemp("lora") / "second.safetensors", rank=2, spell=lambda name: name, size=-0.07)
+
+
+@pytest.fixture(scope="module")
+def contexts():
+    return open_engine().encode("A cat on a table.", WATCH)
+
+
+def weights_of(engine):
+    module = engine.opened.parts["transformer"]["dit"]
+    dense = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    stored = {path: layer.storage.dense(torch.float32) for path, layer in module.named_modules() if getattr(layer, "storage", None) is not None}
+    return dense | stored
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def same(one, other):
+    return torch.equal(one.video, other.video) and torch.equal(one.audio, other.audio)
+
+
+@pytest.fixture(scope="module", params=["bf16", "int8", "fp8-weight_scale"])
+def base(request, tmp_path_factory):
+    if request.param == "bf16":
+        return tiny_files().transformer
+    return write_quantised(tiny_files().transformer, tmp_path_factory.mktemp("base") / f"{request.param}.safetensors", request.param)
+
+
+@pytest.mark.parametrize("spare", [0, 1 << 60], ids=["base kept", "base read again"])
+def test_k3_k4_strength_0_is_the_base_and_removal_restores_it(base, spare, lora, second, contexts):
+    engine = open_engine(transformer=base)
+    engine.opened.parts["transformer"].adapter = adapter = Adapter(engine.opened.parts["transformer"].pieces[0], CPU, spare)
+    plain = sampled(engine, conditioning=contexts)
+    before = weights_of(engine)
+    assert same(sampled(engine.with_loras([(lora, 0.0)]), conditioning=contexts), plain) and adapter.fuses == 0
+    changed = sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts)
+    assert off(changed.video, plain.video) > 0.02 and off(changed.audio, plain.audio) > 0.02
+    both = sampled(engine.with_loras([(lora, 1.0)]).with_loras([(second, 0.5)]), conditioning=contexts)
+    assert off(both.video, changed.video) > 0.005
+    assert same(sampled(engine, conditioning=contexts), plain)
+    assert equal(weights_of(engine), before)
+    assert same(sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts), changed)
+    assert same(sampled(engine, conditioning=contexts), plain) and equal(weights_of(engine), before)
+
+
+def test_k5_stages_with_and_without_a_lora_compute_it_once(base, lora, contexts):
+    engine = open_engine(transformer=base)
+    engine.opened.parts["transformer"].adapter = adapter = Adapter(engine.opened.parts["transformer"].pieces[0], CPU, 0)
+    styled = engine.with_loras([(lora, 0.8)])
+    first = [sampled(stage, conditioning=contexts) for stage in (engine, styled)]
+    assert adapter.fuses == 1
+    again = [sampled(stage, conditioning=contexts) for stage in (engine, styled, styled)]
+    assert adapter.fuses == 1 and same(again[0], first[0]) and same(again[1], first[1]) and same(again[2], first[1])
+
+
+def test_a_lora_from_the_first_load_and_one_put_on_later_are_the_same(base, lora, contexts):
+    late = open_engine(transformer=base)
+    sampled(late, conditioning=contexts)
+    wanted = sampled(late.with_loras([(lora, 0.7)]), conditioning=contexts)
+    assert same(sampled(open_engine(transformer=base).with_loras([(lora, 0.7)]), conditioning=contexts), wanted)
+
+
+def test_streamed_blocks_carry_their_lora(base, lora, contexts):
+    resident, stream = (open_engine("auto", residency, transformer=base) for residency in ("resident", "stream"))
+    plain = sampled(resident, conditioning=contexts)
+    wanted = sampled(resident.with_loras([(lora, 1.0)]), conditioning=contexts)
+    assert same(sampled(stream.with_loras([(lora, 1.0)]), conditioning=contexts), wanted)
+    assert same(sampled(stream, conditioning=contexts), plain)
+
+
+def test_k2_a_quantised_base_with_a_lora_is_no_further_from_bf16_than_without(lora, contexts, tmp_path):
+    """The low-rank product stands beside the quantised one; its own error is that of the base's."""
+    base = write_quantised(tiny_files().transformer, tmp_path / "int8.safetensors", "int8")
+    wide, narrow = open_engine(), open_engine(transformer=base)
+    without = off(sampled(narrow, conditioning=contexts).video, sampled(wide, conditioning=contexts).video)
+    got, want = (sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts) for engine in (narrow, wide))
+    assert off(got.video, want.video) < 1.5 * without + 1e-3
+
+
+def test_products_beside_a_weight_and_sums_in_it_agree(base, lora):
+    """The same LoRA: on stored weights as a side path, on the decoded file as a sum."""
+    stored, dense = open_engine(transformer=base), open_engine("bf16", transformer=base)
+    kept = []
+    for engine in (stored, dense):
+        engine.opened.parts["transformer"].load(WATCH)
+        handle = engine.with_loras([(lora, 0.9)])
+        handle._adapted(WATCH)
+        kept.append(engine.opened.parts["transformer"]["dit"])
+    for (path, layer), (_, other) in zip(kept[0].named_modules(), kept[1].named_modules(), strict=True):
+        if getattr(layer, "storage", None) is not None:
+            torch.testing.assert_close(layer.storage.dense(torch.float32), other.weight, rtol=1e-5, atol=1e-5, msg=lambda m, path=path: f"{path}: {m}")
+
+
+def test_a_cancel_while_a_lora_is_put_on_leaves_a_clean_part(lora, contexts, monkeypatch):
+    engine = open_engine()
+    plain = sampled(engine, conditioning=contexts)
+    import comfyui_ltx25.ltx25.lora.change as module
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "_fuse", broken)
+        sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts)
+    assert not engine.opened.parts["transformer"].loaded
+    assert same(sampled(engine, conditioning=contexts), plain)
+
+
+def test_a_render_says_what_its_loras_matched(lora, contexts):
+    clip = sampled(open_engine().with_loras([(lora, 0.25), (lora, 0.0)]), conditioning=contexts)
+    assert clip.notices[:2] == (
+        "LoRA style.safetensors at strength 0.25: 96 of 96 layers matched.",
+        "LoRA style.safetensors at strength 0: 96 of 96 layers matched.",
+    )
+
+
