@@ -1,0 +1,209 @@
+"""What a clip is told, through the whole engine on the tiny checkpoint: what is kept is kept to the bit, the rest is made."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from comfyui_ltx25.ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, KeyframeSlots, Reference, ReferenceAudio, TemporalRegions
+from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob
+from comfyui_ltx25.ltx25.errors import FileError
+from comfyui_ltx25.ltx25.guidance import OFF, Bins
+from comfyui_ltx25.ltx25.image import prepare_images
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.latents import Noise, audio_positions, video_draft, video_positions
+from comfyui_ltx25.ltx25.moments import fit_latent, fit_wave
+from comfyui_ltx25.ltx25.schedule import DISTILLED_STAGE2
+from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
+from comfyui_ltx25.tests.support.tiny import tiny_files
+
+CPU = torch.device("cpu")
+SIGMAS = (1.0, 0.6, 0.3, 0.0)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    tiny = tiny_files()
+    files = Files(tiny.distilled, tiny.text_encoder, tiny.video_vae, tiny.audio_vae)
+    return Engine.open(files, Options("auto", "auto", "auto", "memory"), CPU)
+
+
+@pytest.fixture(scope="module")
+def job(engine):
+    """A clip of 17 frames of 96 x 64 px with sound; its latents are given content, as a retake or second stage has."""
+    generator = torch.Generator().manual_seed(0)
+    return SampleJob(
+        video=torch.randn(1, 128, 3, 2, 3, generator=generator),
+        audio=torch.randn(1, 8, 18, 16, generator=generator),
+        video_mask=None,
+        audio_mask=None,
+        frame_rate=24.0,
+        seed=5,
+        positive=engine.encode("A lighthouse.", Watch()),
+        negative=None,
+        video_guidance=Bins.constant(OFF),
+        audio_guidance=Bins.constant(OFF),
+        sigmas=SIGMAS,
+        schedule=None,
+        sampler="euler_ancestral",
+        eta=1.0,
+        conditions=(),
+    )
+
+
+@dataclass(frozen=True)
+class Untouched:
+    """A sampler that gives back the state it was handed."""
+
+    uncond = False
+    standard_noise = False
+
+    def calls(self, sigmas):
+        return ()
+
+    def run(self, predict, x, sigmas, draw):
+        return x
+
+
+def grid(engine, seed, latent):
+    draft = video_draft(latent, 24.0, engine.compression, 128)
+    return draft.grid(Noise(seed, {"video": draft}, CPU).draw()["video"])
+
+
+def test_f8_stage_two_touches_only_what_its_mask_and_first_sigma_allow(engine, job):
+    """The picture's frame is clean, every other cell is the upscaled latent moved to noise by 0.909375."""
+    sigma = DISTILLED_STAGE2[0]
+    picture = torch.randn(1, 128, 1, 2, 3)
+    asked = replace(job, audio=None, sigmas=DISTILLED_STAGE2, sampler=Untouched(), conditions=(Image(picture, 0, 1.0),))
+    state = engine.sample(asked, Watch()).video
+    want = torch.lerp(job.video, grid(engine, job.seed, job.video), sigma)
+    assert torch.equal(state[:, :, :1], picture)
+    torch.testing.assert_close(state[:, :, 1:], want[:, :, 1:], atol=1e-6, rtol=0)
+
+
+def test_two_stages_make_exactly_twice_the_size_and_keep_the_picture(engine, job):
+    """r3: picture, latent and sizes agree in both stages."""
+    picture = torch.rand(1, 91, 37, 4)
+
+    def encoded(height, width):
+        return engine.encode_video(prepare_images(picture, height, width, 18), Watch())
+
+    first = engine.sample(replace(job, video=torch.zeros_like(job.video), conditions=(Image(encoded(64, 96), 0, 1.0),)), Watch())
+    large = engine.upscale(first.video, tiny_files().spatial_upscaler, Watch())
+    assert large.shape == (1, 128, 3, 4, 6)
+    full = encoded(128, 192)
+    second = engine.sample(replace(job, video=large, audio=first.audio, sigmas=DISTILLED_STAGE2, sampler="euler", conditions=(Image(full, 0, 1.0),)), Watch())
+    assert torch.equal(second.video[:, :, :1], full) and engine.video_shape(second.video) == engine.video_shape(large)
+    assert not torch.equal(second.video[:, :, 1:], large[:, :, 1:])
+
+
+def test_a9_kept_stretches_of_sound_are_equal_to_the_bit(engine, job):
+    """Kept on [0, 0.2) and [0.5, end): only tokens that [0.2, 0.5) touches are made."""
+    made = engine.sample(replace(job, conditions=(TemporalRegions("audio", ((0.2, 0.5),)),)), Watch()).audio
+    start, end = audio_positions(AudioLatentShape(8, 18, 16))[0].unbind(-1)
+    touched = (end > 0.2) & (start < 0.5)
+    assert torch.equal(made[:, :, ~touched], job.audio[:, :, ~touched])
+    assert all(not torch.equal(made[:, :, i], job.audio[:, :, i]) for i in touched.nonzero().flatten())
+
+
+def test_stretches_and_masks_combine(engine, job):
+    """What either of them keeps is kept, in space and in time."""
+    mask = torch.ones(1, 1, 3, 2, 3)
+    mask[..., 0] = 0
+    made = engine.sample(replace(job, video_mask=mask, conditions=(TemporalRegions("video", ((0.4, 9.0),)),)), Watch()).video
+    assert torch.equal(made[..., 0], job.video[..., 0]) and torch.equal(made[:, :, :2], job.video[:, :, :2])
+    assert not torch.equal(made[:, :, 2, :, 1:], job.video[:, :, 2, :, 1:])
+
+
+def test_several_stretches_are_one_mask(engine, job):
+    made = engine.sample(replace(job, conditions=(TemporalRegions("audio", ((0.0, 0.02), (0.6, 0.7))),)), Watch()).audio
+    assert torch.equal(made[:, :, 3:14], job.audio[:, :, 3:14])
+    assert not torch.equal(made[:, :, :1], job.audio[:, :, :1]) and not torch.equal(made[:, :, 16:], job.audio[:, :, 16:])
+
+
+@pytest.mark.parametrize("stream, other", [("audio", "video"), ("video", "audio")])
+def test_a10_a_kept_stream_is_equal_to_the_bit_and_still_seen(engine, job, stream, other):
+    kept = engine.sample(replace(job, conditions=(Frozen(stream),)), Watch())
+    assert torch.equal(getattr(kept, stream), getattr(job, stream))
+    changed = replace(job, conditions=(Frozen(stream),), **{stream: getattr(job, stream) * 0.5})
+    assert not torch.equal(getattr(engine.sample(changed, Watch()), other), getattr(kept, other))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Image(torch.randn(1, 128, 1, 2, 3), -1, 1.0),
+        KeyframeIndex(torch.randn(1, 128, 2, 2, 3), 8, 0.8, 9),
+        Reference(torch.randn(1, 128, 3, 1, 3), 1.0, 2, 1),
+        AttentionStrength(Reference(torch.randn(1, 128, 2, 2, 3), 1.0, 1, 2), 0.5),
+        ReferenceAudio(torch.randn(1, 8, 7, 16), 1.0),
+        KeyframeSlots((4, 12), None),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_f7_what_is_shown_beside_the_clip_is_gone_from_it_and_inputs_stay(engine, job, item):
+    before = job.video.clone(), job.audio.clone()
+    made, plain = engine.sample(replace(job, conditions=(item,)), Watch()), engine.sample(job, Watch())
+    assert made.video.shape == job.video.shape and made.audio.shape == job.audio.shape
+    changed = getattr(made, item.stream), getattr(plain, item.stream)
+    assert not torch.equal(*changed)
+    assert torch.equal(job.video, before[0]) and torch.equal(job.audio, before[1])
+    assert (made.keyframes is not None) == isinstance(item, KeyframeSlots)
+
+
+def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
+    """Item 1 of a batch of two, each with its picture, equals a run alone with seed + 1 (1e-5: other matrix shapes)."""
+    pictures = torch.randn(2, 128, 1, 2, 3)
+    twice = replace(job, video=job.video.repeat(2, 1, 1, 1, 1), audio=job.audio.repeat(2, 1, 1, 1), conditions=(Image(pictures, -1, 1.0),))
+    both = engine.sample(twice, Watch())
+    alone = engine.sample(replace(job, seed=job.seed + 1, conditions=(Image(pictures[1:], -1, 1.0),)), Watch())
+    torch.testing.assert_close(both.video[1:], alone.video, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both.audio[1:], alone.audio, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("second", [0.1, 0.4, 0.7])
+def test_a11_sound_and_picture_of_a_moment_stand_at_the_same_time(engine, second):
+    """An impulse in the wave is in the audio token, a flash in the frames in the video token, whose times hold that second."""
+    rate, frames = 48000, 17
+    quiet, loud = torch.zeros(1, 2, rate), torch.zeros(1, 2, rate)
+    loud[..., round(second * rate)] = 1.0
+    black, flash = torch.zeros(frames, 64, 96, 3), torch.zeros(frames, 64, 96, 3)
+    flash[min(frames - 1, round(second * 24))] = 1.0
+
+    def first_changed(a, b):
+        return int((a != b).flatten(3).any(-1).flatten(0, 1).any(0).nonzero()[0]) if a.ndim == 4 else int((a != b)[0].flatten(2).any(-1).any(0).nonzero()[0])
+
+    sound = [fit_latent(engine.encode_audio(fit_wave(wave, rate, frames, 24.0), rate, Watch()), frames, 24.0) for wave in (quiet, loud)]
+    video = [engine.encode_video(images, Watch()) for images in (black, flash)]
+    audio_at = audio_positions(AudioLatentShape(8, sound[0].shape[2], 16))[0, first_changed(*sound)]
+    cell = video_positions(VideoLatentShape(128, 3, 1, 1), engine.compression, 24.0)[0, first_changed(*video)]
+    # the window of the mel transform (64 ms) sees an impulse half its length early
+    assert audio_at[0] <= second <= audio_at[1] + 0.04 and cell[0] - 1e-6 <= second + 1 / 48 and second - 1 / 24 <= cell[1]
+
+
+def test_files_for_other_latents_or_contexts_are_refused(engine, tmp_path):
+    from comfyui_ltx25.tests.support.files import write_published
+    from comfyui_ltx25.tests.support.golden import Golden
+
+    with pytest.raises(FileError, match="4 channels and this model's have 128"):
+        engine.upscale(torch.zeros(1, 128, 1, 2, 2), Golden("upscale").folder / "upsampler_spatial_x2.bf16.safetensors", Watch())
+    head = write_published("ltx-2.5-duration-head-bf16", tmp_path)
+    with pytest.raises(FileError, match="4096 and 2048"):
+        prompt = engine.encode("A lighthouse.", Watch())
+        engine.predict_seconds(prompt, head, Watch())
+    with pytest.raises(FileError, match="wanted a latent upscaler"):
+        engine.upscale(torch.zeros(1, 128, 1, 2, 2), tiny_files().duration_head, Watch())
+
+
+def test_duration_of_a_prompt_is_some_seconds_and_the_same_again(engine):
+    prompt = engine.encode("A lighthouse.", Watch())
+    seconds = engine.predict_seconds(prompt, tiny_files().duration_head, Watch())
+    assert 0.1 < seconds < 100 and engine.predict_seconds(prompt, tiny_files().duration_head, Watch()) == seconds
+
+
+def test_optional_parts_leave_the_device_with_the_engine(engine):
+    engine.upscale(torch.zeros(1, 128, 1, 2, 2), tiny_files().temporal_upscaler, Watch())
+    engine.encode_video(torch.zeros(1, 64, 96, 3), Watch())
+    names = {part.name for part in engine.parts if part.loaded}
+    assert "video encoder" in names and any(name.startswith("upscaler") for name in names)
+    engine.detach()
+    assert not any(part.loaded for part in engine.parts)
