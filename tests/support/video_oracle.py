@@ -14,18 +14,37 @@ RES = ["res_x", {"num_layers": 1}]
 
 def conv_vae():
     """The 2.5 topology at 1/8 width; every statistic and weight random."""
+    torch.manual_seed(0)
+    model = _conv_vae(16, (32, 64, 128, 128), (32, 64, 64, 128), (1, 1, 1, 1, 1), (1, 1, 1, 1, 1))
+    model.latents_mean.normal_(0, 0.3)
+    model.latents_std.uniform_(0.5, 1.5)
+    return model
+
+
+def published_conv_vae():
+    """The published sizes, on the current default device; give it weights with `share_conv_decoder`."""
+    return _conv_vae(128, (256, 512, 1024, 1024), (256, 512, 512, 1024), (4, 6, 4, 2, 2), (4, 6, 4, 2, 2))
+
+
+def share_conv_decoder(model, decoder) -> None:
+    """Make `model` decode with the weights of our ConvDecoder, without a copy. Its encoder stays as it was."""
+    ours = decoder.state_dict(keep_vars=True)
+    weights = {name: ours[_official_conv("decoder." + name)].data for name in model.decoder.state_dict()}
+    model.decoder.load_state_dict(weights, strict=True, assign=True)
+
+
+def _conv_vae(latent, encoder_widths, decoder_widths, encoder_layers, decoder_layers):
     from diffusers import AutoencoderKLLTX2Video
 
-    torch.manual_seed(0)
-    model = AutoencoderKLLTX2Video(
+    return AutoencoderKLLTX2Video(
         in_channels=3,
         out_channels=3,
-        latent_channels=16,
-        block_out_channels=(32, 64, 128, 128),
+        latent_channels=latent,
+        block_out_channels=encoder_widths,
         down_block_types=("LTX2VideoDownBlock3D",) * 4,
-        decoder_block_out_channels=(32, 64, 64, 128),
-        layers_per_block=(1, 1, 1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        decoder_block_out_channels=decoder_widths,
+        layers_per_block=encoder_layers,
+        decoder_layers_per_block=decoder_layers,
         spatio_temporal_scaling=(True,) * 4,
         decoder_spatio_temporal_scaling=(True,) * 4,
         decoder_inject_noise=(False,) * 5,
@@ -41,9 +60,6 @@ def conv_vae():
         encoder_spatial_padding_mode="zeros",
         decoder_spatial_padding_mode="zeros",
     ).eval()
-    model.latents_mean.normal_(0, 0.3)
-    model.latents_std.uniform_(0.5, 1.5)
-    return model
 
 
 def write_conv_vae(model, path: Path) -> Path:
