@@ -106,17 +106,17 @@ def test_a_real_step_on_the_cpu_is_split_and_its_result_returned():
 
     def step():
         x = a
-        for _ in range(10):
+        for _ in range(40):  # long enough that what else the machine does is small beside it
             x = torch.nn.functional.gelu(x @ a) / 30
         return torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]).clone()
 
     wanted = step()
-    split, result = profile_step(step, CPU, Flops(10 * 2 * 700**3, 4 * 700**3), traffic=700 * 700 * 4 * 40)
+    split, result = profile_step(step, CPU, Flops(40 * 2 * 700**3, 4 * 700**3), traffic=700 * 700 * 4 * 160)
     torch.testing.assert_close(result, wanted)
     assert sum(split.seconds.values()) == pytest.approx(split.wall, rel=0.02)
     assert split.wall == pytest.approx(split.measured, rel=0.02, abs=1e-3)
     assert split.seconds[MATRIX] > 0.3 * split.wall and split.seconds[ATTENTION] > 0
-    assert split.kernels >= 22
+    assert split.kernels >= 82
     text = split.text(Speed("float32", 1e12, 1e10, None))
     assert "TFLOP/s" in text and "% of 1 TFLOP/s" in text and "% of 10.0 GB/s" in text and "host gaps" in text
 
