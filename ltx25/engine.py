@@ -364,6 +364,15 @@ class Engine:
         return torch.float32 if self.device.type == "cpu" else torch.bfloat16
 
     @property
+    def _precision(self) -> str:
+        """How the transformer's weights are kept, for records."""
+        header = self.headers["transformer"]
+        kept = {stored.format.name for stored in header.stored.values() if stored.format.kept}
+        if self.options.precision == "auto" and kept:
+            return "+".join(sorted(kept))
+        return "fp8" if self.options.precision == "fp8" else str(self._dtype).removeprefix("torch.")
+
+    @property
     def _dit(self) -> Transformer:
         """The loaded transformer, with its captured graphs where the device has them."""
         dit = self._opened.parts[TRANSFORMER]["dit"]
@@ -441,10 +450,11 @@ class Engine:
         part = self._opened.parts[TRANSFORMER]
         streams = part.streams if part.loaded else part.wanted < part.bytes or part.bytes + self._sampling_bytes(ready, plan.batched) > self.arbiter.room(self.device)
         how = {
-            "precision": "fp8" if self.options.precision == "fp8" else str(self._dtype).removeprefix("torch."),
+            "precision": self._precision,
             "residency": "stream" if streams else "resident",
             "batched": plan.batched,
             "graphs": graphs_wanted(self.device) and not streams,
+            **({"loras": [str(lora) for lora in self._loras]} if self._loras else {}),
         }
         return {
             "tokens": tokens,

@@ -12,6 +12,7 @@ from .guider import LTX25Guider
 from .instrument import LTX25RunReport, PlanLTX25Render
 from .latent import EmptyLTX25Latent
 from .load import LoadLTX25Checkpoint
+from .lora import LTX25LoRA
 from .prompt import EncodeGemmaText
 from .sample import LTX25Sampler
 from .upscale import LTX25LatentUpscale
@@ -40,4 +41,5 @@ class LTX25Extension(ComfyExtension):
             LTX25LatentUpscale,
             LTX25PredictDuration,
             LTX25EnhancePrompt,
+            LTX25LoRA,
         ]

@@ -19,11 +19,15 @@ from .patcher import HostArbiter, PartPatcher
 
 
 class EngineHandle:
-    """The value of an LTX25_ENGINE link. `patcher` tells the host's caches that a model hangs on it."""
+    """The value of an LTX25_ENGINE link. `patcher` tells the host's caches that a model hangs on it.
 
-    def __init__(self, engine: Engine, arbiter: HostArbiter) -> None:
+    base: the handle this one was made from, which the registry must find as long as this one is used.
+    """
+
+    def __init__(self, engine: Engine, arbiter: HostArbiter, base: EngineHandle | None = None) -> None:
         self.engine = engine
         self.arbiter = arbiter
+        self.base = base
 
     @property
     def patcher(self) -> PartPatcher:

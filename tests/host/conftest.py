@@ -6,12 +6,15 @@ host these tests skip.
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from comfyui_ltx25.ltx25.tiny import write_tiny
 from comfyui_ltx25.tests.support.comfyui_host import Host
+from comfyui_ltx25.tests.support.loras import tiny_lora
+from comfyui_ltx25.tests.support.tiny import tiny_files
 
 PACK = Path(__file__).resolve().parents[2]
 NAME = "ltx25-engine.v1"  # a folder name that is no Python identifier
@@ -40,6 +43,8 @@ def tiny(tmp_path_factory):
     """The folder of the tiny checkpoint, laid out like ComfyUI's models folder."""
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny(folder)
+    tiny_lora(folder / "loras" / "tiny-style.safetensors")
+    shutil.copyfile(tiny_files().audio_vae, folder / "loras" / "no-lora.safetensors")
     return folder
 
 

@@ -13,7 +13,8 @@ from comfyui_ltx25.tests.support import golden_dit as golden
 from comfyui_ltx25.tests.support.diffusers_dit import oracle_name
 from comfyui_ltx25.tests.support.dit_cases import forward_of, leg_of, plan_of
 from comfyui_ltx25.tests.support.files import write_published
-from comfyui_ltx25.tests.support.quantised import read_all, write_quantised
+from comfyui_ltx25.tests.support.loras import tiny_lora
+from comfyui_ltx25.tests.support.quantised import write_quantised
 from comfyui_ltx25.tests.support.renders import CPU, WATCH, off, open_engine, sampled
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
@@ -55,29 +56,6 @@ def test_official_values(name):
 
 
 # Names
-
-
-def tiny_lora(path, rank=4, spell=lambda name: f"diffusion_model.{name}", ends=(".lora_A.weight", ".lora_B.weight"), alpha=None, metadata=None, extra=(), size=0.1, base=None):
-    """A LoRA for every linear layer of the tiny transformer's first two blocks, its adaLN and its input and output."""
-    tensors, _ = read_all(base or tiny_files().transformer)
-    prefix = "model.diffusion_model."
-    made = {}
-    for name, tensor in tensors.items():
-        layer = name.removeprefix(prefix).removesuffix(".weight")
-        if tensor.ndim != 2 or not name.endswith(".weight") or layer.startswith(CONNECTORS):
-            continue
-        if layer.startswith("transformer_blocks.") and int(layer.split(".")[1]) > 1:
-            continue
-        generator = torch.Generator().manual_seed(sum(map(ord, layer)))
-        out, inner = tensor.shape
-        r = min(rank, out, inner)
-        made[spell(layer) + ends[0]] = (torch.randn(r, inner, generator=generator) / inner**0.5).bfloat16()
-        made[spell(layer) + ends[1]] = (size * torch.randn(out, r, generator=generator)).bfloat16()
-        if alpha is not None:
-            made[spell(layer) + ".alpha"] = torch.tensor(alpha)
-    made |= dict(extra)
-    write_file(path, made, metadata or {})
-    return path
 
 
 SPELLINGS = {

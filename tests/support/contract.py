@@ -6,7 +6,7 @@ options, or the folder under models/ that fills it. NO_DEFAULT: a link.
 
 NO_DEFAULT = object()
 SAMPLERS = ("auto", "euler", "euler_ancestral", "res_2s", "gradient_estimation", "euler_cfg_pp")
-FOLDERS = {"diffusion_models", "text_encoders", "vae", "latent_upscale_models", "model_patches"}  # under models/
+FOLDERS = {"diffusion_models", "text_encoders", "vae", "latent_upscale_models", "loras", "model_patches"}  # under models/
 
 NODES = {
     "LoadLTX25Checkpoint": (
@@ -160,6 +160,10 @@ NODES = {
     "LTX25LatentUpscale": (
         [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("upscale_model", "latent_upscale_models", None)],
         [("latent", "LATENT")],
+    ),
+    "LTX25LoRA": (
+        [("engine", "LTX25_ENGINE", NO_DEFAULT), ("lora_name", "loras", None), ("strength", "FLOAT", 1.0)],
+        [("engine", "LTX25_ENGINE")],
     ),
     "LTX25PredictDuration": (
         [
