@@ -1,0 +1,52 @@
+"""The int8 product on a device against its twin and against float64."""
+
+import pytest
+import torch
+from comfyui_ltx25.kernels.int8_linear import _check, int8_linear, quantise_rows_reference, rotate
+from comfyui_ltx25.ltx25.formats.int8 import dequantise_int8
+
+SHAPES = [(1, 4096, 4096), (24, 4096, 12288), (1000, 16384, 4096), (333, 2048, 2080), (18, 256, 36)]  # rows, in, out
+
+
+def made(rows, inputs, outputs, device, dtype):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=generator)
+    x[:, 3] *= 30  # an outlier channel, which the rotation spreads
+    turned = rotate(torch.randn(outputs, inputs, generator=generator) / inputs**0.5, 256)
+    scale = turned.abs().amax(1, keepdim=True) / 127
+    weight = (turned / scale).round().to(torch.int8)
+    bias = torch.randn(outputs, generator=generator)
+    return (part.to(device) for part in (x.to(dtype), weight, scale, bias.to(dtype)))
+
+
+def distance(got, x, weight, scale, bias):
+    truth = x.double() @ dequantise_int8(weight.cpu(), scale.cpu(), 256, torch.float64).to(x.device).t() + bias.double()
+    return ((got.double() - truth).norm() / truth.norm()).item()
+
+
+def test_twin_on_the_cpu_is_as_close_as_eight_bits_are():
+    x, weight, scale, bias = made(64, 512, 96, "cpu", torch.float32)
+    assert distance(int8_linear(x, weight, scale, bias, 256, torch.float32), x, weight, scale, bias) < 0.012
+
+
+def test_rows_of_zeros_stay_zeros():
+    values, scale = quantise_rows_reference(torch.zeros(2, 8))
+    assert not values.any() and torch.isfinite(scale).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_pass_their_first_use_check(dtype):
+    for got, twin, truth in _check(torch.device("cuda"), dtype):
+        allowed = 2 * (twin.double() - truth).abs().max()
+        assert (got.cpu().double() - truth).abs().max() <= allowed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_a_device_the_product_is_as_close_as_the_twin(shape):
+    x, weight, scale, bias = made(*shape, "cuda", torch.bfloat16)
+    got = distance(int8_linear(x, weight, scale, bias, 256, torch.bfloat16), x, weight, scale, bias)
+    cpu = [part.cpu() for part in (x, weight, scale, bias)]
+    twin = distance(int8_linear(*cpu, 256, torch.float32), *cpu)
+    assert got < 1.3 * twin + 2e-3, (got, twin)
