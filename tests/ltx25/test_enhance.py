@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.enhance import IMAGE_INSTRUCTIONS, LONG_SIDE, TEXT_INSTRUCTIONS, accepted, clean, enhance, messages, picture
+from comfyui_ltx25.ltx25.enhance import (
+    IMAGE_INSTRUCTIONS,
+    LONG_SIDE,
+    TEXT_INSTRUCTIONS,
+    accepted,
+    clean,
+    enhance,
+    messages,
+    picture,
+)
 from comfyui_ltx25.ltx25.errors import FileError
 from comfyui_ltx25.ltx25.instrument import Watch
 
