@@ -34,6 +34,16 @@ REFUSED_EXTRAS = {
 }
 
 
+def model_names(category: str) -> list[str]:
+    """The files of a host category, and the .gguf files in its folders: the host's own loaders cannot read those and do not
+    list them, so they have a category of ours. It shares the host's list of folders, those added later included."""
+    known = folder_paths.folder_names_and_paths
+    ours = f"ltx25_gguf_{category}"
+    if ours not in known:
+        known[ours] = (known[category][0], {".gguf"})
+    return sorted({*folder_paths.get_filename_list(category), *folder_paths.get_filename_list(ours)})
+
+
 def model_path(category: str, name: str) -> Path:
     """The file behind a combo value; the host's folders and extra_model_paths.yaml decide."""
     return Path(folder_paths.get_full_path_or_raise(category, name))

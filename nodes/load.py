@@ -4,7 +4,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..ltx25.engine import Files, Options
-from .bridge import model_path
+from .bridge import model_names, model_path
 from .registry import REGISTRY, EngineHandle, stamp
 
 EngineType = io.Custom("LTX25_ENGINE")
@@ -36,7 +36,7 @@ class LoadLTX25Checkpoint(io.ComfyNode):
             search_aliases=["LTX loader", "LTX-2.5 model loader", "LTXV checkpoint", "load diffusion model", "load VAE", "load text encoder"],
             inputs=[
                 *(
-                    io.Combo.Input(slot, options=folder_paths.get_filename_list(folder), tooltip=TOOLTIPS[slot])
+                    io.Combo.Input(slot, options=model_names(folder), tooltip=TOOLTIPS[slot])
                     for slot, folder in SLOTS.items()
                 ),
                 io.Combo.Input(
