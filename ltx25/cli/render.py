@@ -17,6 +17,7 @@ from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, m
 from ..instrument.forecast import forecaster
 from ..latents import empty_latents
 from ..mux import check_output, write_video
+from ..prompt_cache import cache_folder
 from ..request import Request, parse_sigmas
 from ..sampler import SAMPLERS
 from ..schedule import SCHEDULES
@@ -166,7 +167,7 @@ def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
     named = {slot: getattr(arguments, slot) for slot in SLOTS}
     missing = [_flag(slot) for slot, path in named.items() if path is None]
     if len(missing) == len(SLOTS):
-        tiny = ready(_cache() / "tiny")
+        tiny = ready(cache_folder() / "tiny")
         return Files(**{slot: getattr(tiny, slot) for slot in SLOTS}), True
     if arguments.tiny:
         raise InputError("--tiny brings its own files; leave out either it or the paths.")
@@ -209,14 +210,6 @@ def chosen_device(name: str) -> torch.device:
         reason = str(error).split("\n", 1)[0].rstrip(".")
         raise InputError(f"device '{name}' cannot be used ({reason}); use auto or cpu.") from None
     return device
-
-
-def _cache() -> Path:
-    """LTX25_CACHE, else the user's cache folder."""
-    if os.environ.get("LTX25_CACHE"):
-        return Path(os.environ["LTX25_CACHE"])
-    home = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "ltx25"
 
 
 def _tell(text: str) -> None:

@@ -165,4 +165,9 @@ left = mm.get_free_memory(CARD)
 out["blocks on a small card"] = {"held": stack.held // GB, "left": left // GB, "room": arbiter.room(CARD) // GB, "size": arbiter.patchers["blocks"].model_size() // GB}
 arbiter.ready([stack], 4 * GB, watch)
 out["stays"] = stack.held // GB
+for state in (mm.VRAMState.LOW_VRAM, mm.VRAMState.NO_VRAM):
+    mm.free_memory(1e30, CARD)
+    mm.vram_state = state
+    arbiter.ready([stack], 4 * GB, watch)
+    out[state.name] = stack.held // GB
 print(json.dumps(out))  # noqa: T201

@@ -62,6 +62,12 @@ def test_m5_a_small_card_keeps_what_fits_beside_the_working_memory_and_no_one_le
     assert protocol["stays"] == small["held"]
 
 
+def test_m5_lowvram_and_novram_keep_what_fits_as_without_them(protocol):
+    """Those states make the host hand out less for weights; a part that streams knows better what it needs."""
+    small = protocol["blocks on a small card"]["held"]
+    assert protocol["LOW_VRAM"] == protocol["NO_VRAM"] == small
+
+
 def models(host):
     return json.loads(host.run({"m": {"class_type": "ProbeModels", "inputs": {}}}).outputs["m"]["models"][0])
 
@@ -125,3 +131,27 @@ def test_free_between_prompts_leaves_a_server_that_works_with_and_without_cached
         host.free(unload_models=True, free_memory=free_memory)
         assert models(host) == []
     assert "free_memory(1e30" not in host.log(), "the host's own unloading failed"
+
+
+def test_streaming_from_a_prompt_gives_the_resident_clip(host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 305
+    seen = inspect(prompt, find(prompt, "LTX25Sampler"))
+    resident = seen(host.run(prompt))
+    prompt[find(prompt, "LoadLTX25Checkpoint")]["inputs"].update(residency="stream", cache="off")
+    streamed = host.run(prompt)
+    assert seen(streamed) == resident
+    sizes = {entry["name"]: entry for entry in models(host)}
+    assert all(entry["bytes"] <= entry["size"] for entry in sizes.values()) and "transformer" in sizes
+
+
+@pytest.mark.parametrize("flags", [["--reserve-vram", "1", "--cache-classic"], ["--disable-smart-memory", "--cache-lru", "2"]])
+def test_m5_memory_flags_of_the_host_start_and_render(tiny, host, api, find, inspect, flags):
+    prompt = api("text_to_video_distilled_tiny")
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 306
+    seen = inspect(prompt, find(prompt, "LTX25Sampler"))
+    wanted = seen(host.run(prompt))
+    with start(tiny, args=flags) as other:
+        assert seen(other.run(prompt)) == wanted
+        other.free()
+        assert models(other) == []

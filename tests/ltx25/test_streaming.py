@@ -250,6 +250,28 @@ def test_a_dropped_engine_takes_its_stream_along():
         gc.enable()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["host memory", "file"])
+def test_streamed_equals_resident_on_a_card_whatever_the_lanes_and_however_often(how, monkeypatch):
+    """Copies, both lanes and the blocks of the next step overlap: one wait too few and some run differs."""
+    cuda = torch.device("cuda")
+    whole = engine(device=cuda, residency="resident")
+    if how == "file":
+        monkeypatch.setattr(parts, "host_free", lambda: 0)
+        monkeypatch.setattr("comfyui_ltx25.ltx25.fitting.host_free", lambda: None)
+    small = engine(device=cuda, residency="stream")
+    wanted, text = whole.sample(job(whole, frames=12, steps=6), Watch()), whole.encode("a lamp", Watch())
+    for _ in range(10):
+        got = small.sample(job(small, frames=12, steps=6), Watch())
+        assert torch.equal(got.video, wanted.video) and torch.equal(got.audio, wanted.audio)
+    assert torch.equal(small.encode("a lamp", Watch()).video, text.video)
+    dit = small.opened.parts[TRANSFORMER]
+    assert dit.streams and bool(dit._stack.parked) == (how == "host memory")
+    assert all(packed.buffer.is_pinned() for packed in dit._stack.parked.values())
+    small.detach(), whole.detach()
+    assert torch.cuda.memory_allocated() < 64 << 20
+
+
 def _with(engine, legs):
     engine.options = type(engine.options)(engine.options.precision, engine.options.residency, legs, engine.options.cache)
     return engine

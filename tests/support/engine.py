@@ -19,9 +19,9 @@ def files() -> Files:
     return Files(tiny.transformer, tiny.text_encoder, tiny.video_vae, tiny.audio_vae)
 
 
-def engine(**options: str) -> Engine:
+def engine(device: torch.device = CPU, **options: str) -> Engine:
     chosen = {"precision": "auto", "residency": "auto", "legs": "auto", "cache": "memory", **options}
-    return Engine.open(files(), Options(**chosen), CPU)
+    return Engine.open(files(), Options(**chosen), device)
 
 
 def job(engine: Engine, seed: int = 5, frames: int = 2, steps: int = 2, **changes: object) -> SampleJob:
