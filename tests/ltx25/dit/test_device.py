@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 from comfyui_ltx25.kernels.fp8_linear import supported
-from comfyui_ltx25.ltx25.config.dit import DiTConfig
 from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan, quantise
 from comfyui_ltx25.tests.support import diffusers_dit
 from comfyui_ltx25.tests.support.clips import clip_streams
+from comfyui_ltx25.tests.support.published import PUBLISHED_DIT as PUBLISHED
 from comfyui_ltx25.tests.support.random_weights import fill_random
 from torch import nn
 
@@ -20,26 +20,6 @@ log = logging.getLogger(__name__)
 
 GRID, AUDIO, FRAME_RATE, SIGMA, BLOCK = (4, 14, 24), 26, 24.0, 0.6, 28  # 768 x 448 px, 25 frames
 ALL = (Leg.COND, Leg.UNCOND, Leg.STG, Leg.ISOLATED)
-PUBLISHED = DiTConfig(
-    layers=48,
-    heads=32,
-    head_dim=128,
-    audio_head_dim=64,
-    in_channels=128,
-    out_channels=128,
-    audio_in_channels=128,
-    audio_out_channels=128,
-    norm_eps=1e-6,
-    rope_theta=10000.0,
-    max_position=(20, 2048, 2048),
-    audio_max_position=20,
-    timestep_scale=1000.0,
-    cross_timestep_scale=1000.0,
-    ff_bias=False,
-    audio_ff_bias=True,
-    prompt_adaln=True,
-    keyframe_embedding=True,
-)
 
 
 @pytest.fixture(scope="module")
