@@ -55,7 +55,7 @@ from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
 from .text import working_bytes as text_bytes
 from .upscaler import upscale, working_bytes
 from .video import decode_video
-from .working import SOUND, connecting_bytes, decoding_bytes, sampling_bytes
+from .working import SOUND, connecting_bytes, decoding_bytes, hearing_bytes, sampling_bytes, seeing_bytes, timing_bytes
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
@@ -325,14 +325,14 @@ class Engine:
         Raises InputError for sides that are not a multiple of a cell.
         """
         part = self._optional.video_encoder()
-        self.arbiter.ready([part], 0, watch)
+        self.arbiter.ready([part], self._seeing_bytes(images), watch)
         return part["encoder"].encode(images, watch)
 
     @torch.inference_mode()
     def encode_audio(self, wave: torch.Tensor, rate: int, watch: Watch) -> torch.Tensor:
         """Sound (B, channels, N) at `rate` Hz -> latent (B, c, n, bins) float32 CPU, 25 frames a second. Raises InputError."""
         part = self._optional.audio_encoder()
-        self.arbiter.ready([part], 0, watch)
+        self.arbiter.ready([part], hearing_bytes(self._opened.audio.vae, wave.shape[-1], max(rate, 1)), watch)
         return encode_audio(part["encoder"], wave, rate, watch)
 
     @torch.inference_mode()
@@ -345,8 +345,8 @@ class Engine:
     @torch.inference_mode()
     def predict_seconds(self, prompt: Conditioning, file: Path, watch: Watch) -> float:
         """How long a clip the prompt wants, by a duration head file: s, not held within any limits. Raises FileError."""
-        part = self._optional.duration_head(file)
-        self.arbiter.ready([part], 0, watch)
+        config, part = self._optional.duration_head(file)
+        self.arbiter.ready([part], timing_bytes(config, max(prompt.video.shape[1], prompt.audio.shape[1]), self._dtype.itemsize), watch)
         with watch.phase("text.duration"):
             return float(part["head"](*(context.to(self.device, self._dtype) for context in (prompt.video, prompt.audio))))
 
@@ -515,6 +515,16 @@ class Engine:
         shape = VideoLatentShape(*latent.shape[1:])
         smallest, fastest = (decoding_bytes(config, shape, self._dtype.itemsize, self.device.type, room) for room in (0, None))
         return max(smallest, min(fastest, DECODE_ROOM))
+
+    def _seeing_bytes(self, images: torch.Tensor) -> int:
+        """What encoding frames (F, H, W, 3) needs. 0 for frames that will be refused."""
+        config = self._opened.video.encoder
+        if images.ndim != 4 or 0 in images.shape:
+            return 0
+        frames, height, width, _ = images.shape
+        side = config.compression.side
+        shape = VideoLatentShape(config.latent_channels, (frames - 1) // config.compression.frames + 1, height // side, width // side)
+        return seeing_bytes(config, shape, self._dtype.itemsize)
 
     def _check_frames(self, latent: torch.Tensor) -> None:
         """Raise InputError where the host has no room for the frames."""

@@ -14,7 +14,7 @@ import torch
 from .audio.encode import UNUSED as AUDIO_UNUSED
 from .audio.encode import SoundEncoder
 from .checkpoint import Header, Kind, open_file, require_kind
-from .config.duration import read_duration_config
+from .config.duration import DurationConfig, read_duration_config
 from .config.upscaler import UpscalerConfig, read_upscaler_config
 from .duration import DurationHead
 from .errors import FileError
@@ -75,7 +75,7 @@ class OptionalParts:
 
         return self._part(f"upscaler {header.name}", _stamp(header), open_it)
 
-    def duration_head(self, path: Path) -> Part:
+    def duration_head(self, path: Path) -> tuple[DurationConfig, Part]:
         """Piece "head". Raises FileError for another kind of file, or one that reads other contexts."""
         header = open_file(path)
         require_kind(header, "duration_head", (Kind.DURATION_HEAD,))
@@ -86,7 +86,7 @@ class OptionalParts:
                 f"{dit.audio_width}: the files do not belong together; use the one published with the transformer."
             )
         piece = Piece("head", lambda: DurationHead(config), header, config.prefix, self._compute, (), ())
-        return self._part(f"duration head {header.name}", _stamp(header), lambda: (config, [piece]))[1]
+        return self._part(f"duration head {header.name}", _stamp(header), lambda: (config, [piece]))
 
     def _part(self, name: str, source: object, open_it: Callable[[], tuple[Any, list[Piece]]]) -> tuple[Any, Part]:
         known = self._known.get(name)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from .audio.encoder import CHUNK as MEL_CHUNK
+from .config.audio import CHANNELS, MelVAEConfig
 from .config.connector import ConnectorConfig
 from .config.dit import DiTConfig
-from .config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig
+from .config.duration import DurationConfig
+from .config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, EncoderConfig
 from .shapes import VideoLatentShape
 from .video.canvas import Crop
-from .video.conv_plan import conv_plan, usual_chunk
+from .video.conv_plan import conv_plan, peak_bytes, usual_chunk
 from .video.diffusion_plan import choose, diffusion_plans
+from .video.encoder import CHUNK as VIDEO_CHUNK
 
 # Rows of a stream's width that live at once, per token. Measured on an H200 with the published model, 1344 to 14080 tokens:
 # 21.0 with one leg, 22.4 a leg with four side by side.
@@ -19,6 +24,9 @@ BLOCK_ROWS = 20  # of every leg that runs: queries to values, the MLP's inner la
 PLAIN = 1.5  # times that where twins run in place of kernels
 PER_WIDTH = 288 << 10  # bytes per channel whatever the clip: modulation, contexts, workspaces; 1.0 to 1.1 GiB at 4096
 TEXT_TOKENS = 1024
+SPECTRUM_ROWS = 3  # of fft samples per mel frame: windows, half a spectrum of complex numbers, magnitudes
+LEVEL_ROWS = 5  # of the encoder's first level: residual, norm, padded input of a convolution, result
+HEAD_ROWS = 6  # of the duration head's width, per token: projection, sum, both in one row, keys, values
 SOUND = 64 << 20  # bytes of the vocoder's widest stages for a few seconds
 
 
@@ -42,3 +50,26 @@ def decoding_bytes(config: ConvDecoderConfig | DiffusionDecoderConfig, latent: V
     canvas = Crop.of(config, latent).canvas
     frames = latent.pixels(config.compression).frames
     return choose(diffusion_plans(config, canvas, frames, itemsize, tiled=True), room).bytes
+
+
+def seeing_bytes(config: EncoderConfig, latent: VideoLatentShape, itemsize: int) -> int:
+    """A video encode: its blocks are a decoder's, read from the pixels' end, and stream as many frames at a time.
+
+    A picture counts as two latent frames: convolutions read two frames of a past that it does not have.
+    """
+    mirrored = ConvDecoderConfig(config.latent_channels, config.width, config.patch, config.blocks[::-1])
+    latent = replace(latent, frames=max(latent.frames, 2))
+    return peak_bytes(mirrored, latent, VIDEO_CHUNK * config.compression.frames, itemsize)
+
+
+def hearing_bytes(config: MelVAEConfig, samples: int, rate: int) -> int:
+    """An audio encode in float32: one item's wave and spectrum, which grow with the clip, then one chunk of mel frames."""
+    resampled = samples * config.rate / rate
+    transformed = resampled / config.hop * SPECTRUM_ROWS * config.fft
+    chunk = LEVEL_ROWS * 2 * MEL_CHUNK * config.mel_bins * config.width  # with the past that is computed again
+    return int(4 * (CHANNELS * (2 * samples + 2 * resampled + transformed) + chunk))
+
+
+def timing_bytes(config: DurationConfig, tokens: int, itemsize: int) -> int:
+    """The duration head over `tokens` of each context."""
+    return tokens * (config.video + config.audio + 2 * HEAD_ROWS * config.width) * itemsize

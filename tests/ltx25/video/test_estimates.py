@@ -8,9 +8,12 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
+from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
-from comfyui_ltx25.ltx25.video import attended, build_decoder, frames
+from comfyui_ltx25.ltx25.video import Encoder, attended, build_decoder, frames
+from comfyui_ltx25.ltx25.video.encoder import CHUNK
 from comfyui_ltx25.ltx25.video.noise import GivenNoise
+from comfyui_ltx25.ltx25.working import seeing_bytes
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.memory import HeldOnMeta
 
@@ -71,3 +74,17 @@ def test_the_largest_target_fits_into_20_gib_untiled(tmp_path):
     plan = module.plan(VideoLatentShape(128, *LARGE), "auto", 100 * GIB)
     weights = sum(parameter.nbytes for parameter in module.parameters())
     assert plan.tiles == 1 and plan.bytes + weights < 20 * GIB
+
+
+@pytest.mark.parametrize("grid", [(1, 22, 40), SHORT, MIDDLE, LARGE, FULL_HD])
+def test_the_encoder_holds_no_more_than_its_estimate_and_not_much_less(tmp_path, grid):
+    config = read_video_config(read_header(write_published("ltx-2.5-video-vae-bf16", tmp_path))).encoder
+    with torch.device("meta"):
+        module = Encoder(config).to(torch.bfloat16)
+    module._prepare()
+    t, h, w = grid
+    images = torch.empty(8 * (t - 1) + 1, 32 * h, 32 * w, 3, device="meta")
+    held = HeldOnMeta([*module.parameters(), *module.buffers(), images])
+    with Watch().phase("encode.video", total=t, unit="chunk") as phase, torch.no_grad(), held as memory:
+        module._latent(images, CHUNK, phase)
+    assert (0.2 if t == 1 else 0.7) < memory.peak / seeing_bytes(config, VideoLatentShape(128, *grid), 2) < 1.05
