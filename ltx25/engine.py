@@ -45,6 +45,7 @@ from .latents import Draft
 from .lora import Adapter, Lora
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
+from .plausible import doubts
 from .predictor import Denoise, Predictor, Sampler, Transformer
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
 from .residency import Arbiter, Part, Standalone
@@ -272,7 +273,8 @@ class Engine:
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
-        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, (*map(str, self._loras), *ready.notices, *told), texts)
+        notices = (*map(str, self._loras), *ready.notices, *told, *ready.doubts(clip.video))
+        return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, notices, texts)
 
     @torch.inference_mode()
     def predict(
@@ -554,6 +556,12 @@ class _Prepared:
     drafts: dict[str, Draft]
     job: Denoise
     notices: tuple[str, ...]
+
+    def doubts(self, video: torch.Tensor | None) -> tuple[str, ...]:
+        """About a result that was made whole: from noise to the end, nothing of it given."""
+        draft, sigmas = self.drafts.get("video"), self.job.sigmas
+        whole = draft is not None and not draft.frozen and sigmas[-1] == 0 and bool((draft.mask[: draft.shape.tokens] == 1).all())
+        return doubts(video) if whole and video is not None else ()
 
     def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Denoise:
         job = self.job

@@ -3,6 +3,7 @@
 from comfy_api.latest import io
 
 from ..ltx25.errors import InputError
+from ..ltx25.plausible import doubts
 from ..ltx25.shapes import clip_samples
 from .bridge import FRAME_RATE, audio_out, image_out, split
 from .load import EngineType
@@ -40,6 +41,7 @@ class DecodeVideoVAE(io.ComfyNode):
         if parts.video is None:
             raise InputError("The latent holds audio only, and Decode Video VAE needs video; connect it to Decode Audio VAE.")
         with node_run(engine.engine, bar="decode.video") as run:
+            run.tell(doubts(parts.video))
             frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch)
         return io.NodeOutput(image_out(frames), float(parts.frame_rate or FRAME_RATE))
 
