@@ -4,7 +4,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, KeyframeSlots, Reference, ReferenceAudio, TemporalRegions
+from comfyui_ltx25.ltx25.conditions import (
+    AttentionStrength,
+    Frozen,
+    Image,
+    KeyframeIndex,
+    KeyframeSlots,
+    Reference,
+    ReferenceAudio,
+    TemporalRegions,
+)
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob
 from comfyui_ltx25.ltx25.errors import FileError
 from comfyui_ltx25.ltx25.guidance import OFF, Bins
