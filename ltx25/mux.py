@@ -45,13 +45,13 @@ def write_video(
     if audio is not None:
         _check_audio(audio)
     rate = as_fraction(frame_rate)
-    unfinished = path.with_name(f".{path.name}.part")
+    unfinished = _unfinished(path)
     import av
 
     try:
         with (
             watch.phase("mux", total=len(frames), unit="frame") as phase,
-            av.open(str(unfinished), "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}) as container,
+            av.open(f"file:{unfinished}", "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}) as container,
         ):
             container.metadata.update(metadata)
             for done in _feed(container, frames, audio, rate):
@@ -66,6 +66,8 @@ def check_output(path: str | Path) -> Path:
     """The path, its folder made; raises InputError when no MP4 can be written there. Call it before the work, too."""
     import av
 
+    if not str(path):
+        raise InputError("the output has no name; give one that ends in .mp4, such as out.mp4.")
     path = Path(path)
     if "libx264" not in av.codecs_available:
         raise InputError("the installed PyAV has no H.264 encoder; install the one from PyPI with 'pip install --force-reinstall av'.")
@@ -79,7 +81,18 @@ def check_output(path: str | Path) -> Path:
         raise InputError(f"{path.parent} cannot be made ({error.strerror}); choose another folder.") from None
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path.parent} is not writable; choose another folder.")
+    trial = _unfinished(path)
+    try:  # names can be too long, and some folders only look writable
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); choose another name or folder.") from None
     return path
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a clip is written until it is whole."""
+    return path.with_name(f".{path.name}.part")
 
 
 def as_fraction(frame_rate: float) -> Fraction:

@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     free = planner.free()
     budget = Budget(arguments.budget, arguments.memory or free.device, arguments.host_memory or free.host)
     request = _request(arguments, models)
+    if arguments.batch_size < 1:
+        raise InputError(f"batch_size {arguments.batch_size} makes nothing; the least is 1.")
     plan = planner.plan(request, arguments.batch_size, budget.device)
     print(plan_text(plan, models, budget))
     reasons = plan.beyond(budget)

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -191,3 +192,18 @@ def test_wrong_tensors_are_refused_and_write_nothing(tmp_path, frames, audio, wo
     with pytest.raises(InputError, match=words):
         write_video(tmp_path / "x.mp4", frames, audio, 24, {}, Watch())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "a" * 248 + ".mp4", "/proc/a.mp4"])
+def test_an_output_that_cannot_be_written_is_told_before_the_work(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as told:
+        check_output(name)
+    assert str(told.value).endswith(".") and "\n" not in str(told.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_colon_in_the_name_is_no_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_video(Path("12:30.mp4"), torch.rand(2, 32, 32, 3), None, 24.0, {}, Watch())
+    assert (tmp_path / "12:30.mp4").stat().st_size > 0

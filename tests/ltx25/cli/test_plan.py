@@ -80,3 +80,8 @@ def test_a_budget_nobody_can_read_is_refused_with_an_example(plan, arguments, ca
     with pytest.raises(SystemExit) as ended:
         plan(*arguments)
     assert ended.value.code == 2 and "write it like" in capsys.readouterr().err
+
+
+def test_a_batch_of_nothing_is_refused(plan):
+    code, shown = plan("--batch-size", "0")
+    assert code == 2 and "batch_size 0" in shown.err and not shown.out
