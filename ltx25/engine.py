@@ -315,7 +315,7 @@ class Engine:
     def decode_audio(self, latent: torch.Tensor, samples: int | None, watch: Watch) -> torch.Tensor:
         """Sound (B, 2, N) float32 CPU at 48 kHz of a latent (B, c, n, bins); cut or padded to `samples` when given."""
         part = self._opened.parts[AUDIO_VAE]
-        self.arbiter.ready([part], SOUND * len(latent), watch)
+        self.arbiter.ready([part], SOUND, watch)
         return decode_audio(part["decoder"], latent, watch, samples)
 
     # What a clip can be told beside its prompt, and what it can become

@@ -27,7 +27,7 @@ TEXT_TOKENS = 1024
 SPECTRUM_ROWS = 3  # of fft samples per mel frame: windows, half a spectrum of complex numbers, magnitudes
 LEVEL_ROWS = 5  # of the encoder's first level: residual, norm, padded input of a convolution, result
 HEAD_ROWS = 6  # of the duration head's width, per token: projection, sum, both in one row, keys, values
-SOUND = 64 << 20  # bytes of the vocoder's widest stages for a few seconds
+SOUND = 512 << 20  # bytes: 426 MB measured on a card at the published size, graphs and bf16 copies of weights included; clips go one by one
 
 
 def sampling_bytes(config: DiTConfig, tokens: Mapping[str, int], legs: int, batched: bool, batch: int, itemsize: int, device: str) -> int:

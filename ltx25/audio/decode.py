@@ -20,8 +20,6 @@ from .vocoder import Vocoder
 UNUSED = ("audio_vae.encoder.*", "vocoder.mel_stft.stft_fn.inverse_basis")
 
 # Device memory beside the loaded weights: activations of a chunk and, on a GPU, convolution weights once more in bf16.
-# 426 MB were measured at the published size, graphs included; it does not grow with the clip.
-WORKING_BYTES = 512 << 20
 
 
 class SoundDecoder(nn.Module):

@@ -41,12 +41,12 @@ class Group:
 class Forwards:
     """Reports the groups of one denoise, in order, to its phase; the estimate's own error goes into the phase's facts."""
 
-    def __init__(self, phase: Phase, groups: Sequence[Group], prediction: str = "") -> None:
-        """`prediction` is the planner's sentence ("about 25 s predicted (...)"), shown until the first group is done."""
+    def __init__(self, phase: Phase, groups: Sequence[Group], prediction: str = "", steps: int | None = None) -> None:
+        """steps: of the whole denoise, where the last ones run no group (skip_step); None: the last group's. `prediction` is the planner's sentence ("about 25 s predicted (...)"), shown until the first group is done."""
         self.phase = phase
         self.groups = tuple(groups)
         self.estimate = Estimate(self.groups)
-        self._steps = max((group.step for group in self.groups), default=0)
+        self._steps = steps or max((group.step for group in self.groups), default=0)
         self._total = sum(len(group.legs) for group in self.groups)
         self._ends = tuple(itertools.accumulate(len(group.legs) for group in self.groups))
         self._done = 0  # groups

@@ -11,6 +11,8 @@ from ..working import SOUND, TEXT_TOKENS, connecting_bytes, decoding_bytes, samp
 from .history import Run
 from .models import Models
 
+MEASURABLE = 64 << 20  # bytes: below, what allocators keep and round is larger than what a phase takes
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -35,7 +37,7 @@ class Footprint:
         if phase == "decode.video":
             return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
         if phase == "decode.audio":
-            return {"device": SOUND * self.batch, "host": frames}
+            return {"device": SOUND, "host": frames}
         if phase in ("text.tower", "text.project"):
             return {"device": text_bytes(models.tower, TEXT_TOKENS, itemsize), "host": 0}
         return {"device": connecting_bytes(models.connectors, itemsize), "host": 0}
@@ -54,7 +56,7 @@ def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], lis
             estimate = clip.working(row["name"], models, run.header.get("device_type") or "cpu", None)
             for place, size in estimate.items():
                 before, peak = row[f"{place}_before"], row[f"peak_{place}"]
-                if size and before is not None and peak is not None:
+                if size >= MEASURABLE and before is not None and peak is not None:
                     found.setdefault((row["name"], place), []).append((size, max(0, peak - before)))
     return found
 

@@ -222,12 +222,16 @@ class Planner:
         return (None if on_cpu else device), host
 
     def _working(self, phase: str, clip: Footprint, room: int | None) -> dict[str, int]:
-        """Bytes beside the weights: arithmetic, corrected by what this device's records measured."""
+        """Bytes beside the weights: arithmetic, corrected by what this device's records measured, but not beyond TRUST: a
+        process that held memory already hides what a phase takes, and one size tells little about another."""
         estimate = clip.working(phase, self.models, self.device.type, room)
         corrected = {}
         for place, size in estimate.items():
             measured = self._memory.get((phase, place))
-            corrected[place] = int(rate_of(measured, "byte").seconds(size)) if measured and size else size
+            if measured and size:
+                least, most = (factor * size for factor in TRUST)
+                size = int(min(max(rate_of(measured, "byte").seconds(size), least), most))
+            corrected[place] = size
         return corrected
 
     def _host_baseline(self) -> int:
@@ -245,6 +249,7 @@ class Planner:
         )
 
 
+TRUST = (0.8, 2.0)  # records may move the arithmetic of working memory between these factors of it
 PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
 
 

@@ -131,7 +131,7 @@ def test_skipped_steps_run_and_count_nothing():
     sink, drafts = Recorder(), clip()
     outcome = sample(drafts, steps=4, guidance=guidance, sink=sink).outcome
     assert outcome.forwards == 8 and sink.told[-1][0] == 8
-    assert [text.split(" - ")[0] for done, text in sink.told if done] == ["step 1/3", "step 3/3"]
+    assert [text.split(" - ")[0] for done, text in sink.told if done] == ["step 1/4", "step 3/4"]
 
 
 def test_step_that_skips_one_stream_is_named():

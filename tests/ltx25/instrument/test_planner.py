@@ -7,7 +7,7 @@ from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument.flops import group_flops
-from comfyui_ltx25.ltx25.instrument.footprint import Footprint
+from comfyui_ltx25.ltx25.instrument.footprint import Footprint, footprints
 from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
@@ -91,6 +91,23 @@ def test_memory_of_a_geometry_not_seen_within_10_percent(planner):
         assert plan.device == pytest.approx(resident + PER_TOKEN * sum(plan.tokens), rel=0.10)
         pixels = size[0] * size[1] * size[2]
         assert plan.host == pytest.approx(HOST + 12 * pixels, rel=0.10)
+
+
+@pytest.mark.parametrize("measured", [0, 1 << 20, 300 << 30])
+def test_records_of_hidden_or_wild_memory_do_not_carry_the_plan_away(planner, bare, measured):
+    phase, place = "sample", "device"
+    clip = Footprint(VideoLatentShape(128, 16, 22, 40), AudioLatentShape(8, 126, 16), 4, 1)
+    plain = bare._working(phase, clip, None)[place]
+    planner._memory[phase, place] = [(1 << 30, measured)]
+    assert 0.8 * plain * 0.999 <= planner._working(phase, clip, None)[place] <= 2.0 * plain
+
+
+def test_phases_too_small_to_measure_correct_nothing(tmp_path, monkeypatch):
+    render(tmp_path, Clock(monkeypatch), 768, 448, 25)
+    runs = read_runs(tmp_path)[0]
+    assert footprints(runs, published(CARD))
+    monkeypatch.setattr("comfyui_ltx25.ltx25.instrument.footprint.MEASURABLE", 1 << 50)
+    assert not footprints(runs, published(CARD))
 
 
 def test_without_records_the_plan_says_that_it_is_arithmetic(bare):
