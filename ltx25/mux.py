@@ -57,6 +57,8 @@ def write_video(
             for done in _feed(container, frames, audio, rate):
                 phase.tick(1, f"frame {done} of {len(frames)}")
         os.replace(unfinished, path)
+    except OSError as error:  # PyAV's errors are OSErrors, too; a disk can fill up at any frame
+        raise InputError(f"{path} could not be written ({error.strerror or error}); make room or choose another folder.") from None
     finally:
         unfinished.unlink(missing_ok=True)
     return path

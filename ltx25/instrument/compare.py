@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .history import Run
 
-SAME = ("device", "geometry", "steps", "legs", "options", "settings")  # header facts of runs that should take equally long
+SAME = ("device", "files", "geometry", "steps", "legs", "options", "settings")  # header facts of runs that should take equally long
 
 
 @dataclass(frozen=True)

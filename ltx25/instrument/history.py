@@ -77,9 +77,9 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """All records of a folder, oldest first, and one sentence per file that was skipped."""
+    """All records of a folder, oldest first, and one sentence per file that was skipped. Plots of runs lie there too."""
     runs, skipped = [], []
-    for path in sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []:
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".png") if folder.is_dir() else []:
         try:
             runs.append(read_run(path))
         except FileError as error:

@@ -5,6 +5,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from comfyui_ltx25.ltx25 import mux
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.mux import AAC_SAMPLES, as_fraction, check_output, write_video
@@ -207,3 +208,14 @@ def test_a_colon_in_the_name_is_no_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_video(Path("12:30.mp4"), torch.rand(2, 32, 32, 3), None, 24.0, {}, Watch())
     assert (tmp_path / "12:30.mp4").stat().st_size > 0
+
+
+def test_a_disk_that_fills_up_is_one_sentence_and_leaves_no_file(tmp_path, monkeypatch):
+    def full(*_):
+        yield 1
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mux, "_feed", full)
+    with pytest.raises(InputError, match=r"out\.mp4 could not be written \(No space left on device\); make room"):
+        write_video(tmp_path / "out.mp4", torch.rand(3, 32, 32, 3), None, 24.0, {}, Watch())
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from comfyui_ltx25.ltx25.cli.runs import add_parser
 from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.instrument.compare import compare
 from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series
-from comfyui_ltx25.ltx25.instrument.history import find_run, read_run
+from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.plot import plot_run
 from comfyui_ltx25.tests.support.records import Clock, render
 from PIL import Image
@@ -152,6 +152,23 @@ def test_plot_is_a_readable_picture_of_1280_px(ltx25, records, tmp_path):
     pixels = np.asarray(image).reshape(-1, 3)
     for colour in ((222, 148, 60), (126, 140, 158), (112, 96, 176), (178, 62, 38)):  # sample, load, decode, device memory
         assert (pixels == colour).all(1).sum() > 50
+
+
+def test_a_plot_among_the_records_is_no_broken_record(ltx25, records, tmp_path):
+    assert ltx25("plot", "last-1")[0] == 0
+    (tmp_path / "runs" / "foreign.txt").write_text("not a record")
+    assert list((tmp_path / "runs").glob("*.png"))
+    _, skipped = read_runs(tmp_path / "runs")
+    assert len(skipped) == 1 and "foreign.txt" in skipped[0]
+
+
+def test_runs_of_other_files_are_no_measure_of_the_spread(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    a, b, other = (read_run(render(tmp_path, clock, 768, 448, 25, slower=slower).path) for slower in (1.0, 1.0, 9.0))
+    other.header["files"] = {"video_vae": {"header": "another"}}
+    assert all((change.spread or 0) < 1 for change in compare(a, b, [other]) if change.name.startswith("forward"))
+    other.header.pop("files")
+    assert any((change.spread or 0) > 1 for change in compare(a, b, [other]) if change.name.startswith("forward"))
 
 
 def test_plot_of_a_failed_or_empty_run_is_a_picture_too(records, tmp_path):
