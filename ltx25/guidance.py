@@ -220,7 +220,7 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, froze
     for name in streams:
         mine = [guidance for stream, guidance in every if stream == name and guidance.needs_stg]
         if mine and not any(guidance.stg_blocks for guidance in mine):
-            notices.append(f"{name}_stg is {mine[0].stg:g} but stg_blocks is empty, so no attention of the {name} is perturbed; 28 is the usual block.")
+            notices.append(f"{name}_stg is {mine[0].stg:g} but stg_blocks is empty, so no attention of the {name} is perturbed; 28 is the usual block of the published model.")
     if len(streams) == 1 and any(guidance.needs_isolated for _, guidance in every):
         (name,) = streams
         notices.append(f"{name}_modality has no effect: there is no second stream to isolate the {name} from.")

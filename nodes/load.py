@@ -44,7 +44,7 @@ class LoadLTX25Checkpoint(io.ComfyNode):
                     options=["auto", "bf16", "fp8"],
                     default="auto",
                     tooltip="How the transformer's weights are kept. auto: as the file has them. fp8: half the memory of bf16, on "
-                    "cards that can multiply fp8.",
+                    "cards that can multiply fp8; not available yet.",
                 ),
                 io.Combo.Input(
                     "residency",
