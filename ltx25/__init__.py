@@ -12,6 +12,6 @@
 | the forwards of a step, and how they mix | guidance.py, predictor.py, flight.py |
 | one forward: both streams through the blocks | dit/, graphs.py |
 | latents -> frames, latents -> sound | video/, audio/ |
-| all of it in order | engine.py |
+| all of it in order, and what it is asked and answers | engine.py, job.py |
 | what ran, how long, on what | instrument/ |
 """

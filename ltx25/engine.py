@@ -24,29 +24,26 @@ import torch
 from ..kernels.attention import choices
 from .audio.decode import decode_audio
 from .audio.encode import encode_audio
-from .conditions import Condition
 from .config.transformer import CONNECTOR_TENSORS
 from .connector import Conditioning, Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
 from .device import release, release_host
-from .dit.modality import Contexts
 from .dit.patchify import patchify_audio, patchify_video
 from .errors import InputError
 from .fitting import Way, fit
 from .graphs import GraphedDiT, graphs_wanted
-from .guidance import Bins, check_guidance
+from .guidance import check_guidance
 from .instrument import Phase, Watch
 from .instrument.memory import host_free
 from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.units import bytes_text
 from .instrument.work import sample_work
-from .latents import Draft
+from .job import Options, Prepared, Sampled, SampleJob, contexts_of
 from .lora import Adapter, Lora
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
-from .plausible import doubts
-from .predictor import Denoise, Predictor, Sampler, Transformer
+from .predictor import Denoise, Predictor, Transformer
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
 from .residency import Arbiter, Part, Standalone
 from .sampler import check_job, sampler_of
@@ -61,77 +58,6 @@ from .working import SOUND, connecting_bytes, decoding_bytes, hearing_bytes, sam
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
 DECODE_ROOM = 2 << 30  # bytes a video decode may ask others to leave for its speed; more only where it cannot do without
-
-
-@dataclass(frozen=True)
-class Options:
-    """How an engine runs. precision: auto, bf16; residency: auto, resident, stream; legs: auto, batched, sequential;
-    cache: memory, disk, off.
-    """
-
-    precision: str
-    residency: str
-    legs: str
-    cache: str
-
-    def check(self) -> Options:
-        """Return self, or raise InputError for a choice that does not exist or is not built yet."""
-        for name, ready, later in (
-            ("precision", ("auto", "bf16"), ("fp8",)),
-            ("residency", ("auto", "resident", "stream"), ()),
-            ("legs", ("auto", "batched", "sequential"), ()),
-            ("cache", ("memory", "disk", "off"), ()),
-        ):
-            got = getattr(self, name)
-            if got in later:
-                raise InputError(f"{name} '{got}' is not available in this version; choose {' or '.join(ready)}.")
-            if got not in ready:
-                raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(ready)}.")
-        return self
-
-
-@dataclass(frozen=True)
-class SampleJob:
-    """What to sample. Latents are grids (B, C, t, h, w) and (B, c, n, bins), one of them may be None; masks as the host's
-    noise_mask, 1 = generate. schedule: the name the sigmas came from, None for the user's own. seed: item i uses seed + i.
-    """
-
-    video: torch.Tensor | None
-    audio: torch.Tensor | None
-    video_mask: torch.Tensor | None
-    audio_mask: torch.Tensor | None
-    frame_rate: float
-    seed: int
-    positive: Conditioning
-    negative: Conditioning | None
-    video_guidance: Bins
-    audio_guidance: Bins
-    sigmas: tuple[float, ...]
-    schedule: str | None
-    sampler: str | Sampler
-    eta: float
-    conditions: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The clip: latent grids as in the job, float32 CPU. legs: of every group run; seconds: of each; notices: for the user.
-
-    profiles: where the time of a traced step goes, in words; empty without `profile`.
-    keyframes: generated keyframes (B, C, count, h, w), each a clip of one frame; None where none were asked for.
-    """
-
-    video: torch.Tensor | None
-    audio: torch.Tensor | None
-    keyframes: torch.Tensor | None
-    legs: tuple[tuple[str, ...], ...]
-    seconds: tuple[float, ...]
-    notices: tuple[str, ...]
-    profiles: tuple[str, ...]
-
-    @property
-    def forwards(self) -> int:
-        return sum(len(group) for group in self.legs)
 
 
 class Engine:
@@ -421,7 +347,7 @@ class Engine:
         with watch.phase("text.connect", total=connectors.blocks, unit="block") as phase:
             yield connectors, phase
 
-    def _prepare(self, job: SampleJob) -> _Prepared:
+    def _prepare(self, job: SampleJob) -> Prepared:
         config, vae = self._opened.dit, self._opened.audio.vae
         model = ModelShape(config.in_channels, vae.latent_channels, vae.latent_bins)
         drafts = drafts_of(
@@ -432,8 +358,8 @@ class Engine:
         notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
         plan = job_of(
             drafts,
-            _contexts(job.positive, drafts),
-            None if job.negative is None else _contexts(job.negative, drafts),
+            contexts_of(job.positive, drafts),
+            None if job.negative is None else contexts_of(job.negative, drafts),
             guidance,
             check_sigmas(job.sigmas),
             sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
@@ -441,9 +367,9 @@ class Engine:
             self.batched,
         )
         check_job(plan)
-        return _Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))
+        return Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))
 
-    def _facts(self, ready: _Prepared, job: SampleJob) -> dict[str, object]:
+    def _facts(self, ready: Prepared, job: SampleJob) -> dict[str, object]:
         plan = ready.job
         tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
         text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
@@ -480,20 +406,20 @@ class Engine:
             notices.append(f"{name} is a distilled file by its name and wants no guidance: set cfg and modality to 1 and stg to 0.")
         return notices
 
-    def _ways(self, ready: _Prepared) -> list[Way]:
+    def _ways(self, ready: Prepared) -> list[Way]:
         """How the steps may run, fastest first."""
         wanted = {"auto": (True, False) if self.batched else (False,), "batched": (True,), "sequential": (False,)}[self.options.legs]
         names = {True: "legs side by side", False: "legs one after the other"}
         return [Way(names[batched], self._sampling_bytes(ready, batched), batched) for batched in wanted]
 
-    def _sampling_bytes(self, ready: _Prepared, batched: bool) -> int:
+    def _sampling_bytes(self, ready: Prepared, batched: bool) -> int:
         plans = [plan for plan in ready.job.plans if plan is not None]
         legs = max((len(plan.legs) for plan in plans), default=1)
         tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
         batch = len(next(iter(ready.drafts.values())).latent)
         return sampling_bytes(self._opened.dit, tokens, legs, batched, batch, self._dtype.itemsize, self.device.type)
 
-    def _sampling_advice(self, ready: _Prepared, short: int) -> str:
+    def _sampling_advice(self, ready: Prepared, short: int) -> str:
         """What would make a denoise fit that lacks `short` bytes."""
         ways = [f"{name}={value}" for name, value, small in (("residency", self.options.residency, "resident"), ("legs", self.options.legs, "batched")) if value == small]
         if ways:
@@ -549,31 +475,6 @@ class Engine:
         return self._tokenizer
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A checked job: drafts by stream, the denoise with contexts still on the CPU, what to tell the user."""
-
-    drafts: dict[str, Draft]
-    job: Denoise
-    notices: tuple[str, ...]
-
-    def doubts(self, video: torch.Tensor | None) -> tuple[str, ...]:
-        """About a result that was made whole: from noise to the end, nothing of it given."""
-        draft, sigmas = self.drafts.get("video"), self.job.sigmas
-        whole = draft is not None and not draft.frozen and sigmas[-1] == 0 and bool((draft.mask[: draft.shape.tokens] == 1).all())
-        return doubts(video) if whole and video is not None else ()
-
-    def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Denoise:
-        job = self.job
-
-        def move(contexts: Contexts | None) -> Contexts | None:
-            if contexts is None:
-                return None
-            return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
-
-        return replace(job, positive=move(job.positive), negative=move(job.negative), batched=batched)
-
-
 @dataclass
 class _Captured:
     """Graphs of the transformer, shared by all handles to it."""
@@ -583,7 +484,3 @@ class _Captured:
 
 def _no_forecast(facts: Mapping[str, object]) -> str:
     return ""
-
-
-def _contexts(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
-    return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)
