@@ -68,9 +68,9 @@ def check_output(path: str | Path) -> Path:
     """The path, its folder made; raises InputError when no MP4 can be written there. Call it before the work, too."""
     import av
 
-    if not str(path):
-        raise InputError("the output has no name; give one that ends in .mp4, such as out.mp4.")
     path = Path(path)
+    if not path.name:
+        raise InputError("the output has no file name; give one that ends in .mp4, such as out.mp4.")
     if "libx264" not in av.codecs_available:
         raise InputError("the installed PyAV has no H.264 encoder; install the one from PyPI with 'pip install --force-reinstall av'.")
     if path.suffix.lower() != ".mp4":

@@ -152,7 +152,7 @@ class Predictor:
             if plan is not None
         ]
         self.legs = tuple(group.legs for group in groups)
-        self.flight = Flight(device, Forwards(phase, groups, prediction, job.calls[-1].step + 1), job.blocks, {} if known is None else known)
+        self.flight = Flight(device, Forwards(phase, groups, prediction, max((call.step + 1 for call in job.calls), default=0)), job.blocks, {} if known is None else known)
 
     def __call__(self, x: Tokens) -> Prediction:
         """Predict from the state of the next call."""

@@ -195,7 +195,7 @@ def test_wrong_tensors_are_refused_and_write_nothing(tmp_path, frames, audio, wo
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["", "a" * 248 + ".mp4", "/proc/a.mp4"])
+@pytest.mark.parametrize("name", ["", Path(""), Path("/"), "..", "a" * 248 + ".mp4", "/proc/a.mp4"])
 def test_an_output_that_cannot_be_written_is_told_before_the_work(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as told:
