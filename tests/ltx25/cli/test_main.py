@@ -59,6 +59,8 @@ def test_ctrl_c_during_a_render_leaves_no_file_and_a_finished_record(tmp_path):
     import time
 
     script = (
+        # Shells start background jobs with SIGINT ignored, and children inherit that: a terminal's process does not.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import importlib.util, sys; pack = sys.argv[1]; "
         "spec = importlib.util.spec_from_file_location('comfyui_ltx25', pack + '/__init__.py'); "
         "module = importlib.util.module_from_spec(spec); sys.modules['comfyui_ltx25'] = module; spec.loader.exec_module(module); "
