@@ -270,6 +270,7 @@ class Part:
                 for piece in self.pieces:
                     self._modules[piece.name] = self._without_blocks(piece, read).eval()
             self._stack.end()
+            self._blocks_file.adapter = self.adapter  # which may be younger than the blocks
             with self._blocks_file.told(read):
                 for block in turns:
                     if block in self._stack.kept:
@@ -318,7 +319,7 @@ class Part:
             owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
 
     def _stacked(self, piece: Piece, module: nn.Module) -> BlockStack:
-        self._blocks_file = _BlocksFile(piece, self.device, self.adapter)
+        self._blocks_file = _BlocksFile(piece, self.device)
         lanes = piece.blocks.lanes
         return BlockStack(module.get_submodule(piece.blocks.path), self.device, piece.blocks.stay, self._blocks_file.read, lambda: lanes(module))
 
@@ -339,11 +340,11 @@ class Part:
 
 
 class _BlocksFile:
-    """Reads single blocks of a piece."""
+    """Reads single blocks of a piece. adapter: changes what was read; None: nothing does."""
 
-    def __init__(self, piece: Piece, device: torch.device, adapter: Changes | None) -> None:
+    def __init__(self, piece: Piece, device: torch.device) -> None:
+        self.adapter: Changes | None = None
         self._piece = piece
-        self._adapter = adapter
         self._device = device
         self._blank: nn.ModuleList | None = None  # the blocks on meta
         self._told: Callable[[int], None] | None = None
@@ -365,8 +366,8 @@ class _BlocksFile:
         block = copy.deepcopy(self._blank[number])
         told, again = self._told or (lambda n: None), self._told is None
         fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
-        if self._adapter is not None:
-            self._adapter.changed(piece, block, f"{piece.blocks.path}.{number}.", told)
+        if self.adapter is not None:
+            self.adapter.changed(piece, block, f"{piece.blocks.path}.{number}.", told)
         return block
 
 

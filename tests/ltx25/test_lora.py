@@ -213,6 +213,15 @@ def test_streamed_blocks_carry_their_lora(base, lora, contexts):
     assert same(sampled(stream, conditioning=contexts), plain)
 
 
+def test_blocks_that_leave_and_come_back_have_the_lora_that_was_put_on_after_the_first_load(base, lora, contexts):
+    engine = open_engine(transformer=base)
+    sampled(engine, conditioning=contexts)
+    styled, part = engine.with_loras([(lora, 1.0)]), engine.opened.parts["transformer"]
+    wanted = sampled(styled, conditioning=contexts)
+    assert part.shrink(sum(part._block_bytes)) and not part.loaded
+    assert same(sampled(styled, conditioning=contexts), wanted)
+
+
 def test_k2_a_quantised_base_with_a_lora_is_no_further_from_bf16_than_without(lora, contexts, tmp_path):
     """The low-rank product stands beside the quantised one; its own error is that of the base's."""
     base = write_quantised(tiny_files().transformer, tmp_path / "int8.safetensors", "int8")
