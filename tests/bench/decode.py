@@ -1,8 +1,9 @@
 """Video decoding at the published sizes, random weights, bf16: pytest -s tests/bench/decode.py. One JSON line per case.
 
 Latents on the device to frames on the host, through `decode_video`, untiled. Peak device memory is that of the decode
-alone; `estimate_gib` is what the plan expected. The peer measured on the same kind of card is in `peer_s` (ComfyUI 0.33,
-untiled, one H200): compare it only there.
+alone; `estimate_gib` is what the plan expected. Peers in the same process, where they are installed: diffusers' conv decoder
+with the same weights, comfy-kitchen's windowed attention on the same tensors. `comfyui_s` is what ComfyUI 0.33 took untiled
+on another H200: compare it only there.
 """
 
 import json
@@ -22,10 +23,11 @@ from comfyui_ltx25.ltx25.video import build_decoder, decode_video
 from comfyui_ltx25.tests.bench.sizes import Geometry
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
+from comfyui_ltx25.tests.support.video_oracle import published_conv_vae, share_conv_decoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CASES = [
-    # file, geometry, bytes the decoder may use (None: all), peer in s
+    # file, geometry, bytes the decoder may use (None: all), ComfyUI in s
     ("ltx-2.5-video-vae-conv-bf16", Geometry(768, 448, 25), None, 0.110),
     ("ltx-2.5-video-vae-conv-bf16", Geometry(1024, 576, 121), None, 0.689),
     ("ltx-2.5-video-vae-conv-bf16", Geometry(1280, 704, 121), None, 1.308),
@@ -59,8 +61,8 @@ def decoders(tmp_path_factory):
     return decoder
 
 
-@pytest.mark.parametrize(("name", "geometry", "free", "peer"), CASES)
-def test_decode(decoders, name, geometry, free, peer):
+@pytest.mark.parametrize(("name", "geometry", "free", "comfyui"), CASES)
+def test_decode(decoders, name, geometry, free, comfyui):
     decoder = decoders(name)
     latent = torch.randn(1, 128, *geometry.grid, device="cuda")
     plan = decoder.plan(VideoLatentShape(128, *geometry.grid), "auto", free)
@@ -82,10 +84,30 @@ def test_decode(decoders, name, geometry, free, peer):
         plan=plan.text,
         seconds=round(statistics.median(seconds), 4),
         first_seconds=round(first, 2),
-        peer_s=peer,
+        comfyui_s=comfyui,
         peak_gib=round(peak / 2**30, 2),
         estimate_gib=round(plan.bytes / 2**30, 2),
     )
+
+
+@pytest.mark.parametrize("geometry", [Geometry(768, 448, 25), Geometry(1280, 704, 121)], ids=lambda g: g.name)
+@torch.inference_mode()
+def test_conv_decode_of_diffusers(decoders, geometry):
+    """The peer as it is, untiled, to float32 frames on the host."""
+    pytest.importorskip("diffusers")
+    with torch.device("meta"):
+        peer = published_conv_vae()
+    share_conv_decoder(peer, decoders("ltx-2.5-video-vae-conv-bf16"))
+    latent = torch.randn(1, 128, *geometry.grid, device="cuda", dtype=torch.bfloat16)
+    seconds = []
+    for _ in range(REPEATS + 1):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, begin = torch.cuda.memory_allocated(), time.perf_counter()
+        peer.decoder(latent)[0].float().cpu()
+        seconds.append(time.perf_counter() - begin)
+    peak = torch.cuda.max_memory_allocated() - before
+    report(peer="diffusers conv decoder", geometry=geometry.name, seconds=round(statistics.median(seconds[1:]), 4), peak_gib=round(peak / 2**30, 2))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +115,25 @@ def test_decode(decoders, name, geometry, free, peer):
     [((16, 176, 320), 4, (11, 11, 11)), ((21, 56, 96), 8, (3, 5, 5)), ((6, 28, 48), 16, (3, 7, 7))],
 )
 def test_windowed_attention(grid, heads, window):
-    """One slab of the last stage, and the other stages' shapes; TFLOP/s count what the windows ask for."""
-    k, v = (torch.randn(1, grid[0] + 10, *grid[1:], heads, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    q, place = k[:, 5 : 5 + grid[0]].clone(), Place(5, 0, grid[0] + 10)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
-    for event in events:
-        na3d(q, k, v, window, 0.125, place, 30.0)
-        event.record()
-    torch.cuda.synchronize()
-    ms = statistics.median(a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True))
+    """A short clip in the last stage, and the other stages' shapes; TFLOP/s count what the windows ask for."""
+    q, k, v = (torch.randn(1, *grid, heads, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     flop = 4 * q.numel() * window[0] * window[1] * window[2]
-    report(op="na3d", grid=grid, heads=heads, window=window, ms=round(ms, 3), tflops=round(flop / ms / 1e9, 1))
+    ways = {"ours": lambda: na3d(q, k, v, window, 0.125, Place(0, 0, grid[0]), 30.0)}
+    try:
+        import comfy_kitchen
+    except ImportError:
+        pass
+    else:
+        ways["comfy-kitchen"] = lambda: comfy_kitchen.na3d(q, k, v, list(window), None, 0.125)
+    for way, run in ways.items():
+        run()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(8)]
+        for event in events:
+            run()
+            event.record()
+        torch.cuda.synchronize()
+        ms = statistics.median(a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True))
+        report(op="na3d", way=way, grid=grid, heads=heads, window=window, ms=round(ms, 3), tflops=round(flop / ms / 1e9, 1))
+    if len(ways) > 1:
+        ours, theirs = (run().float() for run in ways.values())
+        assert (ours - theirs).norm() / theirs.norm() < 1e-2

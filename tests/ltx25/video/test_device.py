@@ -7,7 +7,9 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
+from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.video import build_decoder
+from comfyui_ltx25.ltx25.video.noise import GivenNoise
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
 from comfyui_ltx25.tests.support.video_oracle import published_conv_vae, share_conv_decoder
@@ -50,6 +52,32 @@ def test_bf16_frames_are_as_close_to_float64_as_diffusers_in_bf16(config):
     own, peer = rms(mine - truth) / rms(truth), rms(theirs - truth) / rms(truth)
     log.info("conv decode: relative rms error %.2e, diffusers %.2e", own, peer)
     assert own <= 2 * peer
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.inference_mode()
+def test_diffusion_frames_in_bf16_are_as_close_to_float64_as_the_plain_twin_in_bf16(tmp_path, monkeypatch):
+    config = read_video_config(read_header(write_published("ltx-2.5-video-vae-bf16", tmp_path))).decoder
+    with torch.device("meta"):
+        decoder = build_decoder(config)
+    fill_random(decoder, "cuda", torch.bfloat16)
+    plain, exact = copy.deepcopy(decoder), copy.deepcopy(decoder).double()
+    latent = torch.randn(1, config.latent_channels, 4, 12, 12, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
+    mine = frames_of(decoder, latent)
+    monkeypatch.setenv("LTX25_KERNELS", "reference")
+    theirs, truth = frames_of(plain, latent), frames_of(exact, latent.double())
+    own, twin = rms(mine - truth) / rms(truth), rms(theirs - truth) / rms(truth)
+    log.info("diffusion decode: relative rms error %.2e, plain bf16 %.2e", own, twin)
+    assert own <= 2 * twin
+
+
+def frames_of(decoder, latent):
+    """Frames before they are clipped to a picture's range, (F, H, W, 3) float64; the same noise whatever the dtype."""
+    clip = VideoLatentShape(*latent.shape[1:]).pixels(decoder.compression)
+    noise = torch.randn(3, clip.frames, clip.height, clip.width, generator=torch.Generator().manual_seed(7)).bfloat16().to(latent)
+    plan = decoder.plan(VideoLatentShape(*latent.shape[1:]), "off", None)
+    return torch.cat([part.pixels for part in decoder.stream(latent, GivenNoise(noise), plan, lambda: None)]).double()
 
 
 def rms(x):
