@@ -72,7 +72,7 @@ def test_ui_workflow_offers_the_pack_and_every_file_it_needs(path):
     for node, kind in nodes_of(path, "ui"):
         if kind in NODES:
             assert node["properties"]["cnr_id"] == "ltx25-engine" and node["properties"]["ver"], kind
-        if kind in ("LoadLTX25Checkpoint", "LTX25LatentUpscale"):
+        if kind in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA"):
             chosen = dict(zip(WIDGETS[kind], node.get("widgets_values", []), strict=True))
             offered = {model["name"]: model for model in node["properties"]["models"]}
             for name, folder in [(name, folder) for name, folder, _ in NODES[kind][0] if isinstance(folder, str) and folder in FOLDERS]:
@@ -110,6 +110,22 @@ def test_two_stage_guided_ships_the_sound_of_stage_one_and_distilled_that_of_sta
         prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text())
         (sound,) = [node["inputs"]["latent"][0] for node in prompt.values() if node["class_type"] == "DecodeAudioVAE"]
         assert prompt[sound]["inputs"]["schedule"] == schedule
+
+
+@pytest.mark.parametrize("name, strengths", [("two_stage_guided", (None, 1.0)), ("two_stage_hq", (0.25, 0.5))])
+def test_guided_stages_share_one_transformer_and_differ_in_their_lora(name, strengths):
+    """Per the official pipelines: two strengths of the distilled LoRA on one file, each for its own stage, not added up."""
+    prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text())
+    assert len([node for node in prompt.values() if node["class_type"] == "LoadLTX25Checkpoint"]) == 1
+    assert len([node for node in prompt.values() if node["class_type"] == "EncodeGemmaText"]) == 2
+    stages = [node["inputs"] for node in prompt.values() if node["class_type"] == "LTX25Sampler"]
+    for stage, strength in zip(stages, strengths, strict=True):
+        engine = prompt[prompt[stage["guider"][0]]["inputs"]["engine"][0]]
+        if strength is not None:
+            assert (engine["class_type"], engine["inputs"]["strength"]) == ("LTX25LoRA", strength)
+            assert engine["inputs"]["lora_name"] == "ltx-2.5-22b-distilled-lora-450-bf16.safetensors"
+            engine = prompt[engine["inputs"]["engine"][0]]
+        assert engine["class_type"] == "LoadLTX25Checkpoint" and engine["inputs"]["transformer"] == "ltx-2.5-22b-dev-transformer-bf16.safetensors"
 
 
 def test_hq_workflow_is_the_official_preset():

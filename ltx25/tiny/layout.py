@@ -52,6 +52,18 @@ def transformer_tensors() -> Shapes:
     }
 
 
+def lora_tensors() -> Shapes:
+    """A pair for every linear layer of the transformer but those of its connectors, as the distilled LoRA has them."""
+    prefix, shapes = "model.", {}
+    for name, shape in transformer_tensors().items():
+        layer = name.removesuffix(".weight").removeprefix(prefix)
+        if layer == name.removeprefix(prefix) or len(shape) != 2 or "_embeddings_connector." in name:
+            continue
+        rank = min(tiny.LORA_RANK, *shape)
+        shapes |= {f"{layer}.lora_A.weight": (rank, shape[1]), f"{layer}.lora_B.weight": (shape[0], rank)}
+    return shapes
+
+
 def text_encoder_tensors(metadata: dict[str, str]) -> Shapes:
     """Floating tensors only: the tokenizer and other assets are bytes of their own."""
     tower = TowerConfig.read(_header(metadata))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-LAYOUT = 2  # to be raised when names, sizes or weights change: caches of older files are then written anew
+LAYOUT = 3  # to be raised when names, sizes or weights change: caches of older files are then written anew
 
 DIT_BLOCKS = 4
+LORA_RANK = 8
 VIDEO_WIDTH, AUDIO_WIDTH = 64, 32
 HEADS = 4
 TEXT_WIDTH = 32
@@ -44,6 +45,10 @@ def vae_metadata(config: dict[str, Any], seed: int) -> dict[str, str]:
 def duration_metadata(seed: int) -> dict[str, str]:
     config = {"transformer": {"cross_attention_dim": VIDEO_WIDTH, "audio_cross_attention_dim": AUDIO_WIDTH}, "duration_head": {}}
     return {"config": json.dumps(config), "license": license_text(seed), "model_version": "2.5.0"}
+
+
+def lora_metadata(seed: int) -> dict[str, str]:
+    return {"license": license_text(seed), "lora_alpha": str(LORA_RANK), "lora_rank": str(LORA_RANK), "model_version": "2.5.0"}
 
 
 def upscaler_metadata(config: dict[str, Any], seed: int) -> dict[str, str]:

@@ -137,6 +137,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"scale_shift_table", normal(0.4)),
     (r"keyframes_abs_pos_embedding$", normal(0.5)),
     (r"adaln_single\.linear\.weight$", spread(0.3)),
+    (r"\.lora_B\.weight$", spread(0.3)),  # to be seen, and far from drowning what it changes
     # The rest of a clip's life: upscalers keep the level of a latent, the duration head says about four seconds
     (r"(^|post_upsample_)res_blocks\.\d+\.norm2\.weight$", normal(0.05, 0.3)),
     (r"^duration_head\.mlp_out\.bias$", normal(0.1, 1.4)),

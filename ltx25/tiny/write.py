@@ -15,6 +15,7 @@ from .layout import (
     Shapes,
     audio_vae_tensors,
     duration_tensors,
+    lora_tensors,
     text_encoder_tensors,
     transformer_tensors,
     upscaler_tensors,
@@ -39,6 +40,7 @@ class TinyFiles:
     spatial_upscaler: Path
     temporal_upscaler: Path
     duration_head: Path
+    distilled_lora: Path
 
     @staticmethod
     def below(folder: Path) -> TinyFiles:
@@ -52,6 +54,7 @@ class TinyFiles:
             spatial_upscaler=folder / "latent_upscale_models" / "ltx-2.5-tiny-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
             temporal_upscaler=folder / "latent_upscale_models" / "ltx-2.5-tiny-latent-temporal-upscaler-x2-bf16-1.0.safetensors",
             duration_head=folder / "model_patches" / "ltx-2.5-tiny-duration-head-bf16.safetensors",
+            distilled_lora=folder / "loras" / f"ltx-2.5-tiny-distilled-lora-{tiny.LORA_RANK}-bf16.safetensors",
         )
 
 
@@ -74,6 +77,7 @@ def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
         write_file(files.audio_vae, _weights(audio_vae_tensors(), seed), tiny.vae_metadata(tiny.AUDIO_VAE, seed))
         for path, config in ((files.spatial_upscaler, tiny.SPATIAL_UPSCALER), (files.temporal_upscaler, tiny.TEMPORAL_UPSCALER)):
             write_file(path, _weights(upscaler_tensors(config), seed), tiny.upscaler_metadata(config, seed))
+        write_file(files.distilled_lora, _weights(lora_tensors(), seed), tiny.lora_metadata(seed))
         write_file(files.duration_head, _weights(duration_tensors(), seed), tiny.duration_metadata(seed))
         write_file(files.distilled, distilled, tiny.transformer_metadata(seed))
         write_file(files.transformer, dev, tiny.transformer_metadata(seed))

@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+from comfyui_ltx25.tests.host.test_instrument import newest_record
+
 
 def styled(api, find, *loras):
     """The distilled workflow with (file, strength) LoRAs between loader and guider; the prompt and its sampler's id."""
@@ -38,3 +41,23 @@ def test_the_combo_lists_models_loras_and_a_file_that_is_no_lora_is_refused(host
     prompt, _ = styled(api, find, ("no-lora.safetensors", 1.0))
     run = host.run(prompt)
     assert not run.ok and re.search(r"none of its \d+ layers", str(run.error))
+
+
+@pytest.mark.parametrize("name", ["two_stage_guided_tiny", "two_stage_hq_tiny"])
+def test_k4_k5_the_stages_of_a_workflow_have_their_own_strength_on_one_base(host, api, inspect, name):
+    """The base is read once for both stages and both runs, and stage 1 behind stage 2 is the one before it to the bit."""
+    host.free()
+    made = []
+    for seed, frame_rate in ((43, 0.0), (44, 24.0)):
+        prompt = api(name)
+        first, second = [key for key, node in prompt.items() if node["class_type"] == "LTX25Sampler"]
+        prompt[first]["inputs"]["frame_rate"] = frame_rate  # both are the latent's own; another value makes it run again
+        prompt[second]["inputs"]["seed"] = seed
+        latents, report = [inspect(prompt, key) for key in (first, second)], inspect(prompt, second, 1)
+        run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+        made.append([latent(run)["samples"] for latent in latents])
+        assert f"-lora-8-bf16.safetensors at strength {'0.5' if 'hq' in name else '1'}: 164 of 164 layers matched" in report(run)
+        opened = [line for line in newest_record(host) if line["event"] == "phase" and line["state"] == "opened"]
+        assert len([line for line in opened if line["name"] == "sample"]) == 2
+        assert len([line for line in opened if line["name"] == "load.read" and line["part"] == "transformer"]) == (1 if seed == 43 else 0)
+    assert made[0][0] == made[1][0] and made[0][1] != made[1][1]

@@ -26,6 +26,7 @@ from workflow_graphs import (  # noqa: E402
     AUDIO_VAE,
     DEV,
     DISTILLED,
+    LORA,
     PICTURE,
     REPOSITORY,
     SOUND,
@@ -125,14 +126,15 @@ def _extras(nodes: list) -> dict[str, dict]:
     for key, type_, _, _, widgets in nodes:
         own = "LTX25" in type_ or type_ in ("EncodeGemmaText", "DecodeVideoVAE", "DecodeAudioVAE", "EncodeVideoVAE", "EncodeAudioVAE")
         extras[key] = dict(ours if own else core)
-        if type_ in ("LoadLTX25Checkpoint", "LTX25LatentUpscale"):
-            extras[key]["models"] = [{"name": name, "url": f"{REPOSITORY}/{folder(slot)}/{name}", "directory": folder(slot)} for slot, name in widgets.items()]
+        if type_ in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA"):
+            files = {slot: name for slot, name in widgets.items() if isinstance(name, str)}
+            extras[key]["models"] = [{"name": name, "url": f"{REPOSITORY}/{folder(slot)}/{name}", "directory": folder(slot)} for slot, name in files.items()]
     return extras
 
 
 def _placeholders(folder_: Path) -> dict[str, list[Path]]:
     """Empty files with the published names, so that the combos offer them."""
-    names = {"diffusion_models": [DEV, DISTILLED], "text_encoders": [TEXT_ENCODER], "vae": [VIDEO_VAE, AUDIO_VAE], "latent_upscale_models": [UPSCALER]}
+    names = {"diffusion_models": [DEV, DISTILLED], "text_encoders": [TEXT_ENCODER], "vae": [VIDEO_VAE, AUDIO_VAE], "latent_upscale_models": [UPSCALER], "loras": [LORA]}
     for name in (name for files in names.values() for name in files):
         (folder_ / name).touch()
     return {category: [folder_ / name for name in files] for category, files in names.items()}

@@ -15,8 +15,9 @@ AUDIO_VAE = "ltx-2.5-audio-vae-bf16.safetensors"
 DEV = "ltx-2.5-22b-dev-transformer-bf16.safetensors"
 DISTILLED = "ltx-2.5-22b-distilled-transformer-bf16.safetensors"
 UPSCALER = "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors"
-GIGABYTES = {DEV: 42.0, DISTILLED: 42.0, TEXT_ENCODER: 26.3, VIDEO_VAE: 1.5, AUDIO_VAE: 0.4, UPSCALER: 1.0}
-FOLDERS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "upscale_model": "latent_upscale_models"}
+LORA = "ltx-2.5-22b-distilled-lora-450-bf16.safetensors"
+GIGABYTES = {DEV: 42.0, DISTILLED: 42.0, TEXT_ENCODER: 26.3, VIDEO_VAE: 1.5, AUDIO_VAE: 0.4, UPSCALER: 1.0, LORA: 8.9}
+FOLDERS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "upscale_model": "latent_upscale_models", "lora_name": "loras"}
 
 PICTURE = "example.png"  # ComfyUI's own
 SOUND, VIDEO = "voice.wav", "clip.mp4"  # the user's
@@ -30,6 +31,7 @@ NO_GUIDANCE = {f"{stream}_{name}": value for stream in ("video", "audio") for na
 HQ_GUIDANCE = {"video_stg": 0.0, "video_rescale": 0.45, "audio_stg": 0.0, "audio_rescale": 1.0, "stg_blocks": ""}
 GUIDED, HQ = {"schedule": "ltx2", "steps": 30}, {"schedule": "ltx2", "steps": 15, "sampler": "res_2s", "token_shift": True}
 STAGE_1, STAGE_2 = {"schedule": "distilled", "steps": 8}, {"schedule": "distilled_stage2", "steps": 3}
+GUIDED_LORA, HQ_LORA = (0.0, 1.0), (0.25, 0.5)  # strengths of the distilled LoRA in stage 1 and 2, as in the official pipelines
 HALF = {"width": 640, "height": 352}  # of 1280 x 704
 
 Nodes, Links = list[tuple], list[tuple]
@@ -133,22 +135,22 @@ def second_stage(graph: tuple[Nodes, Links], widgets: dict[str, Any], guider: st
     return nodes, links
 
 
-def refined_by_distilled(graph: tuple[Nodes, Links], widgets: dict[str, Any]) -> tuple[Nodes, Links]:
-    """A guided first stage with the dev file, a second one with the distilled file; the first one's sound is kept."""
-    files = {"transformer": DISTILLED, "text_encoder": TEXT_ENCODER, "video_vae": VIDEO_VAE, "audio_vae": AUDIO_VAE}
-    nodes = [
-        *graph[0],
-        ("load_distilled", "LoadLTX25Checkpoint", "Stage 2", (0, 720, 470, 250), files),
-        ("positive_distilled", "EncodeGemmaText", "Prompt, stage 2", (520, 800, 460, 200), {"text": PROMPT}),
-        ("guider_distilled", "LTX25Guider", "Stage 2", (1030, 800, 360, 350), NO_GUIDANCE),
-    ]
-    links = [
-        *graph[1],
-        (("load_distilled", "engine"), ("positive_distilled", "engine")),
-        (("load_distilled", "engine"), ("guider_distilled", "engine")),
-        (("positive_distilled", "conditioning"), ("guider_distilled", "positive")),
-    ]
-    return second_stage((nodes, links), widgets, "guider_distilled", "load_distilled", keep_sound=True)
+def refined_by_lora(graph: tuple[Nodes, Links], widgets: dict[str, Any], strengths: tuple[float, float]) -> tuple[Nodes, Links]:
+    """A guided first stage, a second one of the same file with the distilled LoRA; the first one's sound is kept.
+
+    strengths: of the LoRA in stage 1 and 2; 0: no node. Each stage's LoRA hangs on the loader, so that they do not add up.
+    """
+    nodes, links = list(graph[0]), list(graph[1])
+    for stage, strength, row in ((1, strengths[0], 700), (2, strengths[1], 860)):
+        if strength:
+            nodes.append((f"lora{stage}", "LTX25LoRA", f"Stage {stage}", (0, row, 470, 120), {"lora_name": LORA, "strength": strength}))
+            links.append((("load", "engine"), (f"lora{stage}", "engine")))
+    if strengths[0]:
+        links.remove((("load", "engine"), ("guider", "engine")))
+        links.append((("lora1", "engine"), ("guider", "engine")))
+    nodes.append(("guider2", "LTX25Guider", "Stage 2", (1030, 800, 360, 350), NO_GUIDANCE))
+    links += [(("lora2", "engine"), ("guider2", "engine")), (("positive", "conditioning"), ("guider2", "positive"))]
+    return second_stage((nodes, links), widgets, "guider2", keep_sound=True)
 
 
 def with_own_sound(note: str) -> tuple[Nodes, Links]:
@@ -196,14 +198,19 @@ def workflows(negative: str) -> dict[str, tuple[Nodes, Links]]:
     """Every workflow by name. `negative`: the default negative prompt."""
     dev, distilled = _note(DEV, "The dev file wants 30 guided steps: the values in LTX-2.5 Guider are the official ones."), _note(DISTILLED, _DISTILLED)
     two = f"{_DISTILLED} Stage 1 runs at half the size, the latent is upscaled, stage 2 refines it in three steps: the fastest way to a large clip."
-    halves = "Stage 1 is guided, at half the size, with the dev file; stage 2 refines the upscaled clip in three steps with the distilled file. The sound is that of stage 1."
+    halves = (
+        "Stage 1 is guided, at half the size; stage 2 refines the upscaled clip in three steps with the distilled LoRA on the same transformer, "
+        "which is not loaded again. The sound is that of stage 1."
+    )
 
     def more(text: str) -> str:
         return _note(DISTILLED, f"{_DISTILLED} {text}")
 
-    def two_stages(schedule: dict[str, Any], refine: dict[str, Any], guidance: dict[str, Any]) -> tuple[Nodes, Links]:
-        first = render(negative, DEV, _note(DEV, halves, DISTILLED, UPSCALER), guidance=guidance, schedule=schedule, size=HALF)
-        return refined_by_distilled(first, refine)
+    def two_stages(
+        schedule: dict[str, Any], refine: dict[str, Any], guidance: dict[str, Any], strengths: tuple[float, float], more: str = ""
+    ) -> tuple[Nodes, Links]:
+        first = render(negative, DEV, _note(DEV, halves + more, LORA, UPSCALER), guidance=guidance, schedule=schedule, size=HALF)
+        return refined_by_lora(first, refine, strengths)
 
     return {
         "text_to_video": render(negative, DEV, dev, guidance={}, schedule=GUIDED),
@@ -218,8 +225,8 @@ def workflows(negative: str) -> dict[str, tuple[Nodes, Links]]:
         "text_to_audio": sound_alone(more("Only sound is made; nothing of the video is computed.")),
         "video_to_audio": sound_for_a_video(more("Your video is kept as it is; make the latent its size (sides in multiples of 32) and at most its length.")),
         "two_stage_distilled": second_stage(render(None, DISTILLED, _note(DISTILLED, two, UPSCALER), size=HALF), STAGE_2),
-        "two_stage_guided": two_stages(GUIDED, STAGE_2, {}),
-        "two_stage_hq": two_stages(HQ, {**STAGE_2, "sampler": "res_2s"}, HQ_GUIDANCE),
+        "two_stage_guided": two_stages(GUIDED, STAGE_2, {}, GUIDED_LORA),
+        "two_stage_hq": two_stages(HQ, {**STAGE_2, "sampler": "res_2s"}, HQ_GUIDANCE, HQ_LORA, " Stage 1 has the LoRA too, at half of that strength."),
     }
 
 
@@ -228,7 +235,7 @@ _DISTILLED = "The distilled file wants 8 steps and no guidance: cfg and modality
 
 def _note(transformer: str, recipe: str, *more: str) -> str:
     slots = {transformer: "transformer", TEXT_ENCODER: "text_encoder", VIDEO_VAE: "video_vae", AUDIO_VAE: "audio_vae"}
-    slots.update({name: "upscale_model" if name == UPSCALER else "transformer" for name in more})
+    slots.update({name: {UPSCALER: "upscale_model", LORA: "lora_name"}[name] for name in more})
     rows = "\n".join(f"| {folder(slot)} | [{name}]({REPOSITORY}/{folder(slot)}/{name}) | {GIGABYTES[name]} GB |" for name, slot in slots.items())
     return (
         f"Files (accept the licence at huggingface.co/Lightricks/LTX-2.5 first):\n\n| models/ | file | size |\n|---|---|---|\n{rows}\n\n"
@@ -244,6 +251,7 @@ TINY_FILES = {
     VIDEO_VAE: "ltx-2.5-tiny-video-vae-conv-bf16.safetensors",
     AUDIO_VAE: "ltx-2.5-tiny-audio-vae-bf16.safetensors",
     UPSCALER: "ltx-2.5-tiny-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
+    LORA: "ltx-2.5-tiny-distilled-lora-8-bf16.safetensors",
 }
 TINY = {"EmptyLTX25Latent": {"width": 96, "height": 64, "frames": 17}, "LTX25Guider": {"stg_blocks": "1"}, "LTX25Sampler": {"steps": 4}}
 

@@ -11,6 +11,7 @@ from comfyui_ltx25.ltx25.checkpoint import Kind, identify, read_header
 from comfyui_ltx25.ltx25.config.pairing import check_pairing
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.tiny import TinyFiles, ready, write_tiny
+from comfyui_ltx25.ltx25.tiny.metadata import LORA_RANK
 from comfyui_ltx25.tests.support.files import fixture
 from comfyui_ltx25.tests.support.tiny import tiny_files
 from safetensors.torch import load_file
@@ -26,6 +27,7 @@ PUBLISHED = {
     "spatial_upscaler": ("ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0", Kind.UPSCALER),
     "temporal_upscaler": ("ltx-2.5-latent-temporal-upscaler-x2-bf16-1.0", Kind.UPSCALER),
     "duration_head": ("ltx-2.5-duration-head-bf16", Kind.DURATION_HEAD),
+    "distilled_lora": ("ltx-2.5-22b-distilled-lora-450-bf16", Kind.LORA),
 }
 FOLDERS = {
     "transformer": "diffusion_models",
@@ -34,6 +36,7 @@ FOLDERS = {
     "spatial_upscaler": "latent_upscale_models",
     "temporal_upscaler": "latent_upscale_models",
     "duration_head": "model_patches",
+    "distilled_lora": "loras",
 }
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8"}
 
@@ -48,7 +51,7 @@ def test_the_set_is_the_published_one():
         folder = FOLDERS.get(part, "vae")
         path = getattr(tiny_files(), part)
         assert path.parent.name == folder
-        assert path.stem == re.sub("22b|12b", "tiny", name) or path.stem == name.replace("ltx-2.5-", "ltx-2.5-tiny-")
+        assert path.stem == re.sub("22b|12b", "tiny", name).replace("-450-", f"-{LORA_RANK}-") or path.stem == name.replace("ltx-2.5-", "ltx-2.5-tiny-")
 
 
 @pytest.mark.parametrize("part", PUBLISHED)
