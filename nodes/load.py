@@ -71,7 +71,7 @@ class LoadLTX25Checkpoint(io.ComfyNode):
         )
 
     @classmethod
-    def execute(
+    async def execute(  # async: the host runs such nodes first, so that the files of every stage are checked before the first one
         cls, transformer, text_encoder, video_vae, audio_vae, precision="auto", residency="auto", legs="auto", cache="memory"
     ) -> io.NodeOutput:
         names = (transformer, text_encoder, video_vae, audio_vae)

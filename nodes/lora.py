@@ -1,8 +1,14 @@
-"""LTX25LoRA: an engine and a LoRA file -> the same engine with its transformer changed."""
+"""LTX25LoRA: an engine and a LoRA file -> the same engine with its transformer changed.
+
+A wrong file shall not be found out behind a first stage that took minutes. What the file alone tells is checked before the
+prompt runs; whether it fits the transformer, by the node itself, which the host runs before any sampling because it is async.
+"""
 
 import folder_paths
 from comfy_api.latest import io
 
+from ..ltx25.errors import LTX25Error
+from ..ltx25.lora import open_lora
 from .bridge import model_path
 from .load import EngineType
 from .registry import EngineHandle, stamp
@@ -42,11 +48,23 @@ class LTX25LoRA(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, engine, lora_name, strength=1.0) -> io.NodeOutput:
+    async def execute(cls, engine, lora_name, strength=1.0) -> io.NodeOutput:
         changed = engine.engine.with_loras([(model_path(FOLDER, lora_name), strength)])
         with node_run(changed, bar="load.stage") as run:
             run.tell([str(changed.loras[-1])])
         return io.NodeOutput(EngineHandle(changed, engine.arbiter, engine))
+
+    @classmethod
+    def validate_inputs(cls, lora_name) -> bool | str:
+        """Runs before the first node of the prompt."""
+        path = folder_paths.get_full_path(FOLDER, lora_name)
+        if path is None:
+            return f"{lora_name} is not in models/{FOLDER}; put it there, or choose another one."
+        try:
+            open_lora(path)
+        except LTX25Error as error:
+            return str(error)
+        return True
 
     @classmethod
     def fingerprint_inputs(cls, lora_name=None, **_):

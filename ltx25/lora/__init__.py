@@ -8,6 +8,6 @@ adapter.py  which LoRAs a loaded part has now, and how it gets others
 
 from .adapter import Adapter
 from .change import Sided, apply, targets
-from .file import Lora, Pair
+from .file import Lora, Pair, open_lora
 
-__all__ = ["Adapter", "Lora", "Pair", "Sided", "apply", "targets"]
+__all__ = ["Adapter", "Lora", "Pair", "Sided", "apply", "open_lora", "targets"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint import Header, TensorInfo, open_file, read_bytes
+from ..checkpoint import Header, Kind, TensorInfo, open_file, read_bytes, require_kind
 from ..errors import FileError, InputError
 from .names import spellings, split
 
@@ -44,7 +44,7 @@ class Lora:
         """
         if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not math.isfinite(strength):
             raise InputError(f"LoRA strength is {strength!r}, wanted a finite number like 1.0.")
-        header = open_file(path)
+        header = open_lora(path)
         layers = [
             name[len(prefix) : -len(".weight")]
             for name, info in base.tensors.items()
@@ -86,6 +86,14 @@ class Lora:
             return text + "."
         more = f" and {len(self.unmatched) - 3} more" if len(self.unmatched) > 3 else ""
         return f"{text}; not used: {', '.join(self.unmatched[:3])}{more}."
+
+
+def open_lora(path: str | Path) -> Header:
+    """Check a LoRA file by its header: what can be known without its base. Raises FileError."""
+    header = open_file(path)
+    if not any(split(key)[1] == "a" for key in header.tensors):
+        require_kind(header, "LoRA", (Kind.LORA,))
+    return header
 
 
 def _by_layer(header: Header) -> dict[str, dict[str, TensorInfo]]:

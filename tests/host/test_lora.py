@@ -1,9 +1,11 @@
 """LTX25LoRA on a real server: between loader and guider, chained, taken off, and with a file that is no LoRA."""
 
-import re
-
 import pytest
+import torch
+from comfyui_ltx25.ltx25.tiny import TinyFiles
 from comfyui_ltx25.tests.host.test_instrument import newest_record
+from comfyui_ltx25.tests.support.comfyui_host import Rejected
+from safetensors.torch import save
 
 
 def styled(api, find, *loras):
@@ -39,8 +41,70 @@ def test_the_combo_lists_models_loras_and_a_file_that_is_no_lora_is_refused(host
     info = host.get("/object_info/LTX25LoRA")["LTX25LoRA"]["input"]["required"]["lora_name"]
     assert "tiny-style.safetensors" in str(info)
     prompt, _ = styled(api, find, ("no-lora.safetensors", 1.0))
+    with pytest.raises(Rejected) as refused:
+        host.run(prompt)
+    assert "no-lora.safetensors is an audio VAE with vocoder, wanted a LoRA like" in str(refused.value.node_errors)
+
+
+@pytest.fixture
+def placed(host):
+    """Put a file into a models folder of the server, until the test is over."""
+    made = []
+
+    def place(folder, name, data):
+        made.append(host.base / "models" / folder / name)
+        made[-1].write_bytes(data)
+        return name
+
+    yield place
+    for path in made:
+        path.unlink()
+
+
+BROKEN = {
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8899889568\n", "Git-LFS pointer"),
+    "cut": (b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "cut"),
+    "empty": (b"", "empty"),
+}
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "missing"])
+def test_r5_a_broken_lora_of_stage_two_is_refused_before_anything_runs(host, api, placed, kind):
+    prompt = api("two_stage_hq_tiny")
+    lora = next(node for node in prompt.values() if node["class_type"] == "LTX25LoRA" and node["inputs"]["strength"] == 0.5)
+    lora["inputs"]["lora_name"] = placed("loras", f"wrong-{kind}.safetensors", BROKEN[kind][0]) if kind in BROKEN else "missing.safetensors"
+    with pytest.raises(Rejected) as refused:
+        host.run(prompt)
+    assert (BROKEN[kind][1] if kind in BROKEN else "missing.safetensors") in str(refused.value.node_errors)
+
+
+def refused_before_sampling(host, prompt, words, key):
+    """The run ends at node `key` with `words`, and no forward was run, though stage 1 needs nothing of that node."""
     run = host.run(prompt)
-    assert not run.ok and re.search(r"none of its \d+ layers", str(run.error))
+    assert run.status == "error" and words in run.error["exception_message"] and run.error["node_id"] == key
+    assert not [text for _, text in run.texts() if "forward" in text]
+
+
+def test_r5_a_lora_that_fits_no_layer_is_found_out_before_the_first_forward(host, api, find, placed):
+    layers = {f"unet.down_blocks.0.lora_{end}.weight": torch.ones(4, 4) for end in "AB"}
+    prompt = api("two_stage_guided_tiny")
+    key = find(prompt, "LTX25LoRA")
+    prompt[key]["inputs"]["lora_name"] = placed("loras", "other.safetensors", save(layers))
+    refused_before_sampling(host, prompt, "none of its 1 layers", key)
+
+
+@pytest.mark.parametrize("kind", ["another part", *BROKEN])
+def test_r5_the_file_of_stage_two_is_checked_before_the_first_forward(host, api, find, tiny, placed, kind):
+    """Stage 2 with a transformer of its own, as in graphs that users have."""
+    data = TinyFiles.below(tiny).video_vae.read_bytes() if kind == "another part" else BROKEN[kind][0]
+    prompt = api("two_stage_guided_tiny")
+    load, lora = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25LoRA")
+    name = placed("diffusion_models", "wrong-distilled.safetensors", data)
+    prompt["second"] = {"class_type": "LoadLTX25Checkpoint", "inputs": {**prompt[load]["inputs"], "transformer": name}}
+    (guider,) = [node for node in prompt.values() if node["inputs"].get("engine") == [lora, 0]]
+    guider["inputs"]["engine"] = ["second", 0]
+    del prompt[lora]
+    refused_before_sampling(host, prompt, "wrong-distilled.safetensors", "second")
 
 
 @pytest.mark.parametrize("name", ["two_stage_guided_tiny", "two_stage_hq_tiny"])
@@ -57,7 +121,7 @@ def test_k4_k5_the_stages_of_a_workflow_have_their_own_strength_on_one_base(host
         run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
         made.append([latent(run)["samples"] for latent in latents])
         assert f"-lora-8-bf16.safetensors at strength {'0.5' if 'hq' in name else '1'}: 164 of 164 layers matched" in report(run)
-        opened = [line for line in newest_record(host) if line["event"] == "phase" and line["state"] == "opened"]
-        assert len([line for line in opened if line["name"] == "sample"]) == 2
-        assert len([line for line in opened if line["name"] == "load.read" and line["part"] == "transformer"]) == (1 if seed == 43 else 0)
+        closed = [line for line in newest_record(host) if line["event"] == "phase" and line["state"] == "closed"]
+        assert len([line for line in closed if line["name"] == "sample"]) == 2
+        assert len([line for line in closed if line["name"] == "load.read" and line["facts"]["part"] == "transformer"]) == (1 if seed == 43 else 0)
     assert made[0][0] == made[1][0] and made[0][1] != made[1][1]
