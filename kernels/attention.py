@@ -36,7 +36,19 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Ten
     """See `attention_reference`."""
     if q.device.type != "cuda":
         return attention_reference(q, k, v, bias)
-    return _CHOICES.of(q, k, bias)(q, k, v, bias)
+    return _CHOICES.of(q, k, bias)(*map(aligned, (q, k, v)), bias)
+
+
+_LOAD = 16  # bytes: fused kernels load this much at once, and end the process' use of the device where an address is not a multiple
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x (..., H, d), or a copy where a head of some token would not begin at a multiple of 16 bytes.
+
+    That is so for parts of a merged product whose width is not a multiple of 8: small models, never the published ones.
+    """
+    places = (x.data_ptr(), *(stride * x.itemsize for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1))
+    return x.clone(memory_format=torch.contiguous_format) if any(place % _LOAD for place in places) else x
 
 
 def choices() -> dict[str, str]:

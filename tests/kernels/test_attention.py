@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 from comfyui_ltx25.kernels import attention as module
-from comfyui_ltx25.kernels.attention import Choices, attention_reference
+from comfyui_ltx25.kernels.attention import BACKENDS, Choices, aligned, attention_reference
 from comfyui_ltx25.tests.support.kernels import CUDA, random
 
 Q, K = random((1, 5, 2, 8), torch.float32, 1), random((1, 7, 2, 8), torch.float32, 2)
@@ -114,3 +114,40 @@ def test_the_chosen_back_end_is_as_good_as_the_plain_sums(shape, biased):
     truth = attention_reference(q.double(), k.double(), v.double(), None if bias is None else bias.double())
     got = module.attention(q.cuda(), k.cuda(), v.cuda(), None if bias is None else bias.cuda()).cpu().double()
     assert (got - truth).abs().max() <= 2**-7 * truth.abs().max()
+
+
+def parts_of_a_product(heads, width, gates, dtype, device):
+    """q, k, v (2, 40, heads, width) as views of one merged product whose rows are `gates` numbers longer."""
+    product = random((2, 40, 3 * heads * width + gates), dtype, 5).to(device)
+    return [part.unflatten(-1, (heads, width)) for part in product.split((*[heads * width] * 3, gates), dim=-1)[:3]]
+
+
+@pytest.mark.parametrize(("gates", "dtype", "copied"), [(4, torch.bfloat16, True), (4, torch.float32, False), (8, torch.bfloat16, False), (1, torch.float32, True)])
+def test_only_views_that_vector_loads_cannot_read_are_copied(gates, dtype, copied):
+    for part in parts_of_a_product(4, 16, gates, dtype, "cpu"):
+        got = aligned(part)
+        assert (got.data_ptr() != part.data_ptr()) == copied
+        assert torch.equal(got, part) and all(stride * got.itemsize % 16 == 0 for stride in got.stride()[:-1])
+
+
+def test_a_row_of_one_token_and_a_shared_batch_are_not_copied():
+    x = random((1, 1, 4, 16), torch.bfloat16, 1)
+    assert aligned(x) is x
+    shared = random((1, 6, 4, 16), torch.bfloat16, 1).expand(3, -1, -1, -1)
+    assert aligned(shared) is shared
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("gates", [4, 8, 3])
+def test_no_back_end_meets_an_address_it_cannot_load(name, gates, monkeypatch):
+    """Small models' merged products are any width; a misaligned load would end the process' use of the device."""
+    monkeypatch.setattr(module, "_CHOICES", Choices(None))
+    monkeypatch.setenv("LTX25_ATTENTION", name)
+    q, k, v = parts_of_a_product(4, 16, gates, torch.bfloat16, CUDA)
+    try:
+        got = module.attention(q, k, v, None)
+    except ImportError:
+        pytest.skip(f"{name} is not installed")
+    torch.cuda.synchronize()
+    torch.testing.assert_close(got.float(), attention_reference(q.float(), k.float(), v.float(), None), rtol=2e-2, atol=2e-2)

@@ -149,7 +149,12 @@ def in_float64(dit, arguments):
             return self.narrow[0].opening(modulation)
 
         def forward(self, *args):
-            return copy.deepcopy(self.narrow[0]).double()(*args)
+            block = copy.deepcopy(self.narrow[0]).double()
+            torch.cuda.synchronize()  # both lanes find it whole,
+            try:
+                return block(*args)
+            finally:
+                torch.cuda.synchronize()  # and have read it when it goes
 
     with torch.device("meta"):
         wide = DiT(PUBLISHED)
