@@ -30,30 +30,41 @@ from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
 from .device import release, release_host
 from .dit.patchify import patchify_audio, patchify_video
-from .errors import InputError
-from .fitting import Way, fit
+from .fitting import Result, Way, choose, fit
 from .graphs import GraphedDiT, graphs_wanted
 from .guidance import check_guidance
 from .instrument import Phase, Watch
-from .instrument.memory import host_free
+from .instrument.memory import host_free, is_unified
 from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.units import bytes_text
 from .instrument.work import sample_work
 from .job import Options, Prepared, Sampled, SampleJob, contexts_of
+from .latents import COPIES
 from .lora import Adapter, Lora
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .predictor import Denoise, Predictor, Transformer
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
 from .residency import Arbiter, Part, Standalone
+from .room import check_host_room, check_room, smaller_clip
 from .sampler import check_job, sampler_of
 from .schedule import check_sigmas
-from .shapes import Compression, VideoLatentShape, VideoShape
+from .shapes import OUTPUT_RATE, AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
 from .text import working_bytes as text_bytes
 from .upscaler import upscale, working_bytes
 from .video import decode_video
-from .working import SOUND, connecting_bytes, decoding_bytes, hearing_bytes, sampling_bytes, seeing_bytes, timing_bytes
+from .working import (
+    connecting_bytes,
+    decoding_bytes,
+    frames_bytes,
+    hearing_bytes,
+    sampling_bytes,
+    seeing_bytes,
+    sounding_bytes,
+    timing_bytes,
+    wave_bytes,
+)
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
@@ -171,9 +182,11 @@ class Engine:
 
     def facts(self, job: SampleJob) -> dict[str, object]:
         """What `sample` will run, before any weight is read: tokens, steps, legs, forwards and the arithmetic of each kind of
-        group. Contexts may be empty placeholders. Raises InputError as `sample` does.
+        group. Contexts may be empty placeholders. Raises InputError as `sample` does, for want of memory, too.
         """
-        return self._facts(self._prepare(job), job)
+        ready = self._prepare(job)
+        choose(self.arbiter, self._opened.parts[TRANSFORMER], self._ways(ready), partial(self._sampling_advice, ready))
+        return self._facts(ready, job)
 
     @torch.inference_mode()
     def sample(self, job: SampleJob, watch: Watch, profile: bool = False) -> Sampled:
@@ -231,18 +244,50 @@ class Engine:
 
     @torch.inference_mode()
     def decode_video(self, latent: torch.Tensor, seed: int, tiling: str, watch: Watch) -> torch.Tensor:
-        """Frames (B * F, H, W, 3) float32 CPU in 0..1 of a latent (B, C, t, h, w). Raises InputError for a latent that is not one."""
-        part = self._opened.parts[VIDEO_VAE]
-        self._check_frames(latent)
-        self.arbiter.ready([part], self._decode_room(latent), watch)
-        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=self.arbiter.free(self.device))
+        """Frames (B * F, H, W, 3) float32 CPU in 0..1 of a latent (B, C, t, h, w).
+
+        Raises InputError for a latent that is not one, and where host memory has no room for its frames.
+        """
+        part, beside = self._opened.parts[VIDEO_VAE], 0
+        if latent.ndim == 5 and 0 not in latent.shape:  # what is no latent is refused by the decoder
+            self.check_frames(VideoLatentShape(*latent.shape[1:]), len(latent))
+            beside = frames_bytes(self.video_shape(latent), len(latent)) if self._one_memory else 0
+        self.arbiter.ready([part], self._decode_room(latent) + beside, watch)
+        free = max(0, self.arbiter.free(self.device) - beside)
+        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free)
+
+    def check_frames(self, latent: VideoLatentShape, batch: int) -> None:
+        """Raise InputError where host memory has no room for the frames of `batch` clips, with all that may leave it gone."""
+        clip = latent.pixels(self.compression)
+        made, beside, room = frames_bytes(clip, batch), 0, host_free()
+        if self._one_memory and room is not None:  # the decoder works in it, and other parts may leave it
+            beside = self._opened.parts[VIDEO_VAE].least
+            beside += decoding_bytes(self._opened.video.decoder, latent, self._dtype.itemsize, self.device.type, 0)
+            room = self.arbiter.room(self.device)
+
+        def advice(share: float) -> str:
+            return smaller_clip(clip, self.compression, batch, max(0, room - beside) / made, latents=False) + "; a latent that was made is kept"
+
+        check_room(f"decoding {batch * clip.frames} frames of {clip.width} x {clip.height} px", made + beside, room, advice)
 
     @torch.inference_mode()
     def decode_audio(self, latent: torch.Tensor, samples: int | None, watch: Watch) -> torch.Tensor:
         """Sound (B, 2, N) float32 CPU at 48 kHz of a latent (B, c, n, bins); cut or padded to `samples` when given."""
-        part = self._opened.parts[AUDIO_VAE]
-        self.arbiter.ready([part], SOUND, watch)
-        return decode_audio(part["decoder"], latent, watch, samples)
+        part, working = self._opened.parts[AUDIO_VAE], 0
+        if latent.ndim == 4 and 0 not in latent.shape:  # what is no latent is refused by the decoder
+            made = AudioLatentShape(*latent.shape[1:]).samples
+            self.check_sound(max(made, samples or 0), len(latent))
+            working = sounding_bytes(made)
+        return self._in_room(part, working, "one clip's sound", watch, lambda: decode_audio(part["decoder"], latent, watch, samples))
+
+    def check_sound(self, samples: int, batch: int) -> None:
+        """Raise InputError where host memory has no room for `batch` waves of `samples` at 48 kHz."""
+        seconds = samples / OUTPUT_RATE
+
+        def advice(share: float) -> str:
+            return f"make the clip at most {seconds * share:.0f} s long"
+
+        check_host_room(f"decoding {batch * seconds:.0f} s of sound", wave_bytes(samples, batch), advice)
 
     # What a clip can be told beside its prompt, and what it can become
 
@@ -253,30 +298,33 @@ class Engine:
         Raises InputError for sides that are not a multiple of a cell.
         """
         part = self._optional.video_encoder()
-        self.arbiter.ready([part], self._seeing_bytes(images), watch)
-        return part["encoder"].encode(images, watch)
+        return self._in_room(part, self._seeing_bytes(images), "these pictures", watch, lambda: part["encoder"].encode(images, watch))
 
     @torch.inference_mode()
     def encode_audio(self, wave: torch.Tensor, rate: int, watch: Watch) -> torch.Tensor:
         """Sound (B, channels, N) at `rate` Hz -> latent (B, c, n, bins) float32 CPU, 25 frames a second. Raises InputError."""
         part = self._optional.audio_encoder()
-        self.arbiter.ready([part], hearing_bytes(self._opened.audio.vae, wave.shape[-1], max(rate, 1)), watch)
-        return encode_audio(part["encoder"], wave, rate, watch)
+        working = hearing_bytes(self._opened.audio.vae, wave.shape[-1], max(rate, 1))
+        return self._in_room(part, working, "this sound", watch, lambda: encode_audio(part["encoder"], wave, rate, watch))
 
     @torch.inference_mode()
     def upscale(self, latent: torch.Tensor, file: Path, watch: Watch) -> torch.Tensor:
         """A video latent (B, C, t, h, w) enlarged by a latent upscaler file; float32 CPU. Raises FileError, InputError."""
         config, part = self._optional.upscaler(file)
-        self.arbiter.ready([part], working_bytes(config, *latent.shape[-3:], self._dtype.itemsize), watch)
-        return upscale(part["upscaler"], part["statistics"], latent, watch)
+        working = working_bytes(config, *latent.shape[-3:], self._dtype.itemsize) if latent.ndim == 5 else 0
+        return self._in_room(part, working, "this latent", watch, lambda: upscale(part["upscaler"], part["statistics"], latent, watch))
 
     @torch.inference_mode()
     def predict_seconds(self, prompt: Conditioning, file: Path, watch: Watch) -> float:
         """How long a clip the prompt wants, by a duration head file: s, not held within any limits. Raises FileError."""
         config, part = self._optional.duration_head(file)
-        self.arbiter.ready([part], timing_bytes(config, max(prompt.video.shape[1], prompt.audio.shape[1]), self._dtype.itemsize), watch)
-        with watch.phase("text.duration"):
-            return float(part["head"](*(context.to(self.device, self._dtype) for context in (prompt.video, prompt.audio))))
+        working = timing_bytes(config, max(prompt.video.shape[1], prompt.audio.shape[1]), self._dtype.itemsize)
+
+        def read() -> float:
+            with watch.phase("text.duration"):
+                return float(part["head"](*(context.to(self.device, self._dtype) for context in (prompt.video, prompt.audio))))
+
+        return self._in_room(part, working, "one prompt", watch, read)
 
     def detach(self) -> None:
         """Take everything off the device. The engine stays usable: the next phase reads what it needs again."""
@@ -290,6 +338,11 @@ class Engine:
     @property
     def _dtype(self) -> torch.dtype:
         return torch.float32 if self.device.type == "cpu" else torch.bfloat16
+
+    @property
+    def _one_memory(self) -> bool:
+        """Whether what lies on the host takes room from the device."""
+        return self.device.type == "cpu" or is_unified(self.device)
 
     @property
     def _precision(self) -> str:
@@ -347,7 +400,27 @@ class Engine:
         with watch.phase("text.connect", total=connectors.blocks, unit="block") as phase:
             yield connectors, phase
 
+    def _in_room(self, part: Part, working: int, what: str, watch: Watch, run: Callable[[], Result]) -> Result:
+        """Run a phase that has one way only, with `working` bytes beside its part. Raises InputError where they cannot be had."""
+
+        def advice(short: int) -> str:
+            smaller = f"make {what} smaller or shorter"
+            return f"free {bytes_text(short)}, or {smaller}" if short > 0 else f"close what else uses the memory, or {smaller}"
+
+        done, _ = fit(self.arbiter, part, [Way(what, working)], advice, watch, lambda way: run())
+        return done
+
+    def _check_latents(self, job: SampleJob) -> None:
+        """Raise InputError where the host has no room for what sampling makes of the latents."""
+        latents = [latent for latent in (job.video, job.audio) if latent is not None]
+
+        def advice(share: float) -> str:
+            return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its size"
+
+        check_host_room("sampling this latent", COPIES * 4 * sum(latent.numel() for latent in latents), advice)
+
     def _prepare(self, job: SampleJob) -> Prepared:
+        self._check_latents(job)
         config, vae = self._opened.dit, self._opened.audio.vae
         model = ModelShape(config.in_channels, vae.latent_channels, vae.latent_bins)
         drafts = drafts_of(
@@ -424,10 +497,10 @@ class Engine:
         ways = [f"{name}={value}" for name, value, small in (("residency", self.options.residency, "resident"), ("legs", self.options.legs, "batched")) if value == small]
         if ways:
             return f"choose another setting than {' and '.join(ways)}"
-        if self.device.type == "cpu" and short > 0:
-            return f"free {bytes_text(short)}, or use a smaller model file"
         working = self._sampling_bytes(ready, False)
-        share = max(0.0, 1 - max(short, working // 5) / working)
+        if short >= working:
+            return f"free {bytes_text(short)}, or use a smaller model file"
+        share = 1 - max(short, working // 5) / working
         return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its {sum(d.tokens for d in ready.drafts.values())} tokens"
 
     def _advice(self, short: int) -> str:
@@ -453,18 +526,6 @@ class Engine:
         side = config.compression.side
         shape = VideoLatentShape(config.latent_channels, (frames - 1) // config.compression.frames + 1, height // side, width // side)
         return seeing_bytes(config, shape, self._dtype.itemsize)
-
-    def _check_frames(self, latent: torch.Tensor) -> None:
-        """Raise InputError where the host has no room for the frames."""
-        if latent.ndim != 5 or 0 in latent.shape:
-            return
-        shape, free = self.video_shape(latent), host_free()
-        size = len(latent) * shape.frames * shape.height * shape.width * 3 * 4
-        if free is not None and size > free:
-            raise InputError(
-                f"{len(latent) * shape.frames} frames of {shape.width} x {shape.height} px take {bytes_text(size)} of host memory, and "
-                f"{bytes_text(free)} are free; close other programs, or decode a shorter clip. The latent is kept."
-            )
 
     def _read_tokenizer(self, watch: Watch) -> Tokenizer:
         if self._tokenizer is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -15,6 +16,7 @@ from torch.nn import functional
 from .dit.modality import Stream
 from .dit.patchify import patchify_audio, patchify_video, unpatchify_audio, unpatchify_video
 from .errors import InputError
+from .room import check_host_room, smaller_clip
 from .shapes import (
     MEL_HOP,
     MEL_PER_LATENT,
@@ -29,6 +31,8 @@ from .shapes import (
 STEP_SEED = 10_000  # added to the seed for the noise of sampler steps, as the official distilled pipeline does
 SUBSTEP_SEED = 20_000  # for the midpoints of res_2s
 APPENDED_SEED = 1_000_000  # for tokens of conditions, so that the clip's own noise does not depend on them
+COPIES = 4  # of a latent on the host beside it while it is sampled: its draft, two of noise, what comes back
+TABLES = 4  # (T, T) that live at once: the weights before and after, the bias and what it is made of
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,12 @@ class Draft:
 
 def attend(attention: torch.Tensor, clip: int, weight: torch.Tensor) -> torch.Tensor:
     """Grow (T, T) by K tokens of weights (K,) in [0, 1]: clip and new tokens see each other by the weight, the new ones
-    see themselves fully and no tokens of other conditions (ltx_core.conditioning.mask_utils)."""
+    see themselves fully and no tokens of other conditions (ltx_core.conditioning.mask_utils). Raises InputError where the
+    host has no memory for it."""
     old, new = attention.shape[0], weight.shape[0]
+    check_host_room(
+        f"weighing the attention of {old + new} tokens", TABLES * 4 * (old + new) ** 2, lambda share: "use an attention strength of 1, or a smaller or shorter clip"
+    )
     grown = torch.zeros(old + new, old + new)
     grown[:old, :old] = attention
     grown[old:, old:] = 1
@@ -129,10 +137,16 @@ def attend(attention: torch.Tensor, clip: int, weight: torch.Tensor) -> torch.Te
 
 
 def empty_latents(clip: VideoShape, frame_rate: float, batch: int, compression: Compression, channels: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros: video (B, C, t, h, w) and audio (B, 8, n, 16), float32 CPU. Raises InputError off the grid, and for batch < 1."""
+    """Zeros: video (B, C, t, h, w) and audio (B, 8, n, 16), float32 CPU.
+
+    Raises InputError off the grid, for batch < 1, and where the host has no memory to sample such a latent.
+    """
     if batch < 1:
         raise InputError(f"batch_size {batch} makes nothing; the least is 1.")
     video, audio = clip.latent(compression, channels), AudioLatentShape.of_clip(clip.frames, frame_rate)
+    values = batch * (channels * video.tokens + audio.channels * audio.bins * audio.frames)
+    what = f"the latent of {clip.width} x {clip.height} px and {clip.frames} frames{f', {batch} times,' if batch > 1 else ''} with its noise"
+    check_host_room(what, (1 + COPIES) * 4 * values, partial(smaller_clip, clip, compression, batch, latents=True))
     return (
         torch.zeros(batch, video.channels, video.frames, video.height, video.width),
         torch.zeros(batch, audio.channels, audio.frames, audio.bins),

@@ -11,7 +11,7 @@ from .config.connector import ConnectorConfig
 from .config.dit import DiTConfig
 from .config.duration import DurationConfig
 from .config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, EncoderConfig
-from .shapes import VideoLatentShape
+from .shapes import VideoLatentShape, VideoShape
 from .video.canvas import Crop
 from .video.conv_plan import conv_plan, peak_bytes, usual_chunk
 from .video.diffusion_plan import choose, diffusion_plans
@@ -27,7 +27,8 @@ TEXT_TOKENS = 1024
 SPECTRUM_ROWS = 3  # of fft samples per mel frame: windows, half a spectrum of complex numbers, magnitudes
 LEVEL_ROWS = 5  # of the encoder's first level: residual, norm, padded input of a convolution, result
 HEAD_ROWS = 6  # of the duration head's width, per token: projection, sum, both in one row, keys, values
-SOUND = 512 << 20  # bytes: 426 MB measured on a card at the published size, graphs and bf16 copies of weights included; clips go one by one
+SOUND = 512 << 20  # bytes, with a wave of seconds: 426 MB measured on a card at the published size, graphs and bf16 copies of weights included; clips go one by one
+WAVES = 7  # of both channels at 48 kHz: the two stages' waves, pieces and sums of them, and a resampling between
 
 
 def sampling_bytes(config: DiTConfig, tokens: Mapping[str, int], legs: int, batched: bool, batch: int, itemsize: int, device: str) -> int:
@@ -68,6 +69,21 @@ def hearing_bytes(config: MelVAEConfig, samples: int, rate: int) -> int:
     transformed = resampled / config.hop * SPECTRUM_ROWS * config.fft
     chunk = LEVEL_ROWS * 2 * MEL_CHUNK * config.mel_bins * config.width  # with the past that is computed again
     return int(4 * (CHANNELS * (2 * samples + 2 * resampled + transformed) + chunk))
+
+
+def sounding_bytes(samples: int) -> int:
+    """An audio decode of one clip of `samples` at 48 kHz: chunks, and whole waves of both stages."""
+    return SOUND + WAVES * 4 * CHANNELS * samples
+
+
+def frames_bytes(clip: VideoShape, batch: int) -> int:
+    """The frames that a decode makes: float32 on the host, held until they are written."""
+    return batch * clip.frames * clip.height * clip.width * 3 * 4
+
+
+def wave_bytes(samples: int, batch: int) -> int:
+    """The waves that an audio decode makes, on the host: one by one, as a batch, and cut or padded."""
+    return 3 * 4 * CHANNELS * batch * samples
 
 
 def timing_bytes(config: DurationConfig, tokens: int, itemsize: int) -> int:

@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from ..ltx25.errors import InputError
 from ..ltx25.plausible import doubts
-from ..ltx25.shapes import clip_samples
+from ..ltx25.shapes import VideoLatentShape, clip_samples
 from .bridge import FRAME_RATE, audio_out, image_out, split
 from .load import EngineType
 from .run import node_run
@@ -40,6 +40,7 @@ class DecodeVideoVAE(io.ComfyNode):
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and Decode Video VAE needs video; connect it to Decode Audio VAE.")
+        engine.engine.check_frames(VideoLatentShape(*parts.video.shape[1:]), len(parts.video))
         with node_run(engine.engine, bar="decode.video") as run:
             run.tell(doubts(parts.video))
             frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch)

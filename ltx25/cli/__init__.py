@@ -1,7 +1,7 @@
 """The command `ltx25`: renders without a host, the tiny checkpoint, and what past runs say.
 
 Every command is a module with `add_parser(subparsers)`, which sets `run`: parsed arguments -> exit code. Wrong input ends
-in one sentence and code 2, Ctrl-C in code 130.
+in one sentence and code 2, memory that ran out in one and code 1, Ctrl-C in code 130.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ..device import is_out_of_memory
 from ..errors import LTX25Error
 from . import plan, render, runs, tiny
 
@@ -24,6 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LTX25Error as error:
         print(f"ltx25 {parsed.command}: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"ltx25 {parsed.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"ltx25 {parsed.command}: cancelled", file=sys.stderr)
         return 130

@@ -138,7 +138,9 @@ def _render(
 
 
 def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
-    """The job, checked as far as it can be before a prompt is encoded."""
+    """The job, checked as far as it can be before a prompt is encoded: `engine.facts` checks the rest."""
+    engine.check_frames(request.video.latent(engine.compression), max(batch, 1))
+    engine.check_sound(clip_samples(request.frames, request.frame_rate), max(batch, 1))
     video, audio = empty_latents(request.video, request.frame_rate, batch, engine.compression)
     guidance = [Bins.constant(one) for one in request.guidance(engine.blocks)]
     sigmas, schedule = request.noise_levels()

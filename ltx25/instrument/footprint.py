@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
-from ..working import SOUND, TEXT_TOKENS, connecting_bytes, decoding_bytes, sampling_bytes
+from ..working import (
+    TEXT_TOKENS,
+    connecting_bytes,
+    decoding_bytes,
+    frames_bytes,
+    sampling_bytes,
+    sounding_bytes,
+    wave_bytes,
+)
 from .history import Run
 from .models import Models
 
@@ -29,15 +37,15 @@ class Footprint:
         A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs.
         """
         itemsize = 4 if device == "cpu" else 2
-        pixels = self.latent.pixels(models.compression)
-        frames = self.batch * pixels.frames * pixels.height * pixels.width * 3 * 4  # float32 output, held from decode to mux
+        frames = frames_bytes(self.latent.pixels(models.compression), self.batch)
         if phase == "sample":
             tokens = {"video": self.latent.tokens, "audio": self.sound.tokens}
             return {"device": sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device), "host": 0}
         if phase == "decode.video":
             return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
         if phase == "decode.audio":
-            return {"device": SOUND, "host": frames}
+            samples = self.sound.samples
+            return {"device": sounding_bytes(samples), "host": frames + wave_bytes(samples, self.batch)}
         if phase in ("text.tower", "text.project"):
             return {"device": text_bytes(models.tower, TEXT_TOKENS, itemsize), "host": 0}
         return {"device": connecting_bytes(models.connectors, itemsize), "host": 0}

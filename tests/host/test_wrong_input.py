@@ -83,6 +83,7 @@ def changed(api, find, kind, name="text_to_video_tiny", **inputs):
     "kind,inputs,words",
     [
         ("EmptyLTX25Latent", {"width": 100, "height": 100, "frames": 10}, ["96 or 128", "9 or 17"]),
+        ("EmptyLTX25Latent", {"width": 8192, "height": 8192, "frames": 8193, "batch_size": 64}, ["8192 x 8192 px", "of host memory", "are free", "use batch_size 1 and at most"]),
         ("LTX25Guider", {"stg_blocks": "99"}, ["99", "0 to 3"]),
         ("LTX25Guider", {"stg_blocks": "abc"}, ["abc"]),
         ("LTX25Guider", {"stg_blocks": "-1"}, ["-1"]),
@@ -95,6 +96,25 @@ def test_a_value_that_cannot_be_used_is_refused_with_what_can(host, api, find, k
     assert run.status == "error", run.status
     assert all(word in run.error["exception_message"] for word in words), run.error["exception_message"]
     assert not [text for _, text in run.texts() if text.startswith("sample ")], "no forward ran"
+
+
+@pytest.mark.parametrize(
+    "kind,latent,words",
+    [
+        ("LTX25Sampler", {"video": "[64, 128, 1025, 256, 256]"}, ["sampling this latent", "make the clip smaller"]),
+        ("DecodeVideoVAE", {"video": "[1, 128, 1025, 256, 256]"}, ["decoding 8193 frames of 8192 x 8192 px", "use at most"]),
+        ("DecodeAudioVAE", {"audio": "[1, 8, 1000000000, 16]"}, ["s of sound", "make the clip at most"]),
+    ],
+)
+def test_h3_a_latent_that_memory_cannot_hold_is_refused_with_what_can(host, api, find, kind, latent, words):
+    """Sizes that no machine has the memory for; the latent itself takes none."""
+    prompt = api("text_to_video_distilled_tiny")
+    prompt["wide"] = {"class_type": "ProbeLatent", "inputs": {**latent, "fill": "wide"}}
+    prompt[find(prompt, kind)]["inputs"]["latent"] = ["wide", 0]
+    run = host.run(prompt)
+    message = run.error["exception_message"].strip()
+    assert prompt[run.error["node_id"]]["class_type"] == kind
+    assert all(word in message for word in [*words, "of host memory", "are free"]) and "\n" not in message, message
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ from comfyui_ltx25.ltx25 import fitting, residency
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.instrument.memory import host_now
-from comfyui_ltx25.ltx25.parts import TEXT, TRANSFORMER
+from comfyui_ltx25.ltx25.parts import AUDIO_VAE, TEXT, TRANSFORMER, VIDEO_VAE
+from comfyui_ltx25.ltx25.shapes import VideoLatentShape
+from comfyui_ltx25.ltx25.working import decoding_bytes, frames_bytes
 from comfyui_ltx25.tests.support.engine import CPU, engine, job
 from comfyui_ltx25.tests.support.memory import peak_bytes_held
+from comfyui_ltx25.tests.support.tiny import tiny_files
 
 GB = 1 << 30
 
@@ -140,10 +143,83 @@ def test_h3_on_a_card_the_host_needs_room_to_read(monkeypatch):
 def test_frames_that_the_host_cannot_hold_are_refused_and_the_latent_is_kept(monkeypatch):
     small = engine()
     latent = torch.zeros(1, small.opened.dit.in_channels, 3, 4, 4)
-    monkeypatch.setattr(module, "host_free", lambda: 1000)
-    with pytest.raises(InputError, match=r"17 frames of 128 x 128 px take .* and 1000 B are free; .* The latent is kept."):
+    monkeypatch.setattr(module.Engine, "_one_memory", False)
+    monkeypatch.setattr(module, "host_free", lambda: 2 * 128 * 128 * 3 * 4)
+    with pytest.raises(InputError, match=r"decoding 17 frames of 128 x 128 px needs 3.2 MiB of host memory, and 384.0 KiB are free; use at most 1 frame at this size.*; a latent that was made is kept."):
         small.decode_video(latent, 0, "auto", Watch())
     assert not any(part.held for part in small.parts)
+
+
+def test_on_a_cpu_frames_decoder_and_its_work_share_one_memory(monkeypatch):
+    small, events = engine(), Events()
+    latent = torch.zeros(1, small.opened.dit.in_channels, 3, 4, 4)
+    part = small.opened.parts[VIDEO_VAE]
+    least = decoding_bytes(small.opened.video.decoder, VideoLatentShape(*latent.shape[1:]), 4, "cpu", 0)
+    enough = frames_bytes(small.video_shape(latent), 1) + part.least + least
+    want = small.decode_video(latent, 0, "auto", Watch())
+    monkeypatch.setattr(residency, "device_free", lambda device: enough - 1 - part.held)
+    with pytest.raises(InputError, match=r"decoding 17 frames of 128 x 128 px needs .* of host memory, and .* are free; use at most 9 frames"):
+        small.decode_video(latent, 0, "auto", Watch([events]))
+    assert not events.opens
+    monkeypatch.setattr(residency, "device_free", lambda device: enough - part.held)
+    assert (small.decode_video(latent, 0, "auto", Watch()) - want).abs().max() < 2e-6  # in smaller chunks
+
+
+def wide(*shape):
+    """A latent of any size that takes no memory: all its cells are one value."""
+    return torch.zeros(1).expand(shape)
+
+
+def test_h3_latents_that_cannot_be_sampled_are_refused_before_they_are_copied():
+    small, events = engine(), Events()
+    channels = small.opened.dit.in_channels
+    for what in ({"video": wide(64, channels, 1025, 256, 256)}, {"audio": wide(1, 8, 10**11, 16), "video": None}):
+        with pytest.raises(InputError, match=r"^sampling this latent needs .* of host memory, and .* are free; make the clip smaller or shorter, to about \d+ % of its size\.$"):
+            small.sample(job(small, **what), Watch([events]))
+    assert not events.opens
+
+
+def test_h3_sound_that_memory_cannot_hold_is_refused_before_its_vae_is_read():
+    small, events = engine(), Events()
+    with pytest.raises(InputError, match=r"^decoding 40000000 s of sound needs .* of host memory, and .* are free; make the clip at most \d+ s long\.$"):
+        small.decode_audio(wide(1, 8, 10**9, 16), None, Watch([events]))
+    with pytest.raises(InputError, match="audio encoder needs .* make this sound smaller or shorter"):
+        small.encode_audio(wide(1, 2, 10**12), 48000, Watch([events]))
+    assert not events.opens
+
+
+def test_h3_pictures_and_latents_too_large_to_encode_or_enlarge_are_refused():
+    small, events = engine(), Events()
+    with pytest.raises(InputError, match="video encoder needs .* make these pictures smaller or shorter"):
+        small.encode_video(wide(9, 1 << 20, 1 << 20, 3), Watch([events]))
+    with pytest.raises(InputError, match="needs .* make this latent smaller or shorter"):
+        small.upscale(wide(1, small.opened.dit.in_channels, 1000, 1000, 1000), tiny_files().spatial_upscaler, Watch([events]))
+    assert not events.opens
+
+
+def test_h3_the_steps_of_a_request_are_held_against_memory_before_a_prompt_is_encoded(monkeypatch):
+    small = engine()
+    ready = small._prepare(job(small, frames=30))
+    part = small.opened.parts[TRANSFORMER]
+    fits = part.least + small._sampling_bytes(ready, False)
+    monkeypatch.setattr(residency, "device_free", lambda device: fits)
+    small.facts(job(small, frames=30))
+    monkeypatch.setattr(residency, "device_free", lambda device: fits - 1)
+    with pytest.raises(InputError, match=r"transformer needs .* and .* can be had; make the clip smaller or shorter, to about 80 % of its"):
+        small.facts(job(small, frames=30))
+
+
+def test_memory_that_runs_out_in_a_phase_of_one_way_ends_in_one_sentence(monkeypatch):
+    """What a CPU's allocator raises is no OutOfMemoryError, and names no way out."""
+    small = engine()
+
+    def short(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nmore")
+
+    monkeypatch.setattr(module, "decode_audio", short)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^audio VAE ran out of memory even with one clip's sound; .* can be had: close what else") as told:
+        small.decode_audio(torch.zeros(1, 8, 9, 16), None, Watch())
+    assert "\n" not in str(told.value) and not small.opened.parts[AUDIO_VAE].held
 
 
 def test_m4_the_estimate_grows_with_the_clip_and_says_what_fits(monkeypatch):

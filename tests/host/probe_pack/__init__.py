@@ -188,6 +188,8 @@ def describe(value):
 
 
 def make(shape, fill, generator):
+    if fill == "wide":  # any size without its memory: all cells are one value
+        return torch.zeros(1).expand(shape)
     if fill == "zeros":
         return torch.zeros(shape)
     tensor = torch.randn(shape, generator=generator)

@@ -227,6 +227,9 @@ def test_quiet_shows_the_result_alone(here, capsys):
         (("--schedule", "karras"), "ltx2, distilled"),
         (("--sampler", "heun"), "auto, euler"),
         (("--batch-size", "0"), "batch_size 0"),
+        (("--width", "8192", "--height", "8192", "--frames", "8193"), "frames of 8192 x 8192 px needs"),
+        (("--width", "8192", "--height", "8192", "--frames", "8193"), "are free; use at most"),
+        (("--frames", "8193", "--frame-rate", "1", "--batch-size", "1000"), "of host memory, and"),
         (("--sigmas", "0,1"), "sigma"),
         (("--device", "warp"), "device 'warp'"),
         (("--precision", "fp8"), "precision 'fp8'"),
@@ -248,6 +251,16 @@ def test_l2_every_file_in_every_wrong_slot_is_named(here, capsys, slot, part):
     path = getattr(tiny_files(), part)
     message = refused(here, capsys, *files(**{slot: path}))
     assert slot in message and path.name in message and "wanted" in message
+
+
+def test_memory_that_runs_out_ends_in_one_sentence_and_no_traceback(here, capsys, monkeypatch):
+    def short(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nmore")
+
+    monkeypatch.setattr("comfyui_ltx25.ltx25.engine.decode_audio", short)
+    assert main(["render", "--prompt", "a cat", "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *SMALL]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("ltx25 render: audio VAE ran out of memory") and shown.count("\n") == 1
 
 
 def test_output_that_cannot_be_written_is_told_before_the_work(here, capsys):
