@@ -1,7 +1,7 @@
 """Write a set of files of the published sizes, names, dtypes and metadata, with random weights: what loading, memory and
 whole renders are measured on where the real files are not at hand.
 
-    python tests/bench/published_files.py DIR [--device cuda] [--only transformer text_encoder video_vae audio_vae]
+    python tests/bench/published_files.py DIR [--device cuda] [--only transformer text_encoder video_vae audio_vae ...]
 
 The text encoder carries the tiny tokenizer: its ids are legal in the published vocabulary.
 """
@@ -32,6 +32,7 @@ FILES = {
     "video_vae": ("vae", "ltx-2.5-video-vae-conv-bf16"),
     "video_vae_diffusion": ("vae", "ltx-2.5-video-vae-bf16"),
     "audio_vae": ("vae", "ltx-2.5-audio-vae-bf16"),
+    "spatial_upscaler": ("latent_upscale_models", "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0"),
 }
 
 

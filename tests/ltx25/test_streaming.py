@@ -267,7 +267,7 @@ def test_streamed_equals_resident_on_a_card_whatever_the_lanes_and_however_often
     assert torch.equal(small.encode("a lamp", Watch()).video, text.video)
     dit = small.opened.parts[TRANSFORMER]
     assert dit.streams and bool(dit._stack.parked) == (how == "host memory")
-    assert all(packed.buffer.is_pinned() for packed in dit._stack.parked.values())
+    assert all(packed.buffer.is_pinned() for packed in dit._stack._parked.values())
     small.detach(), whole.detach()
     assert torch.cuda.memory_allocated() < 64 << 20
 

@@ -1,0 +1,106 @@
+"""Distilled two stages end to end: a prompt that is known already, all resident, to frames and sound on the host.
+
+    python tests/bench/published_files.py DIR --only distilled text_encoder video_vae video_vae_diffusion audio_vae spatial_upscaler
+    python tests/bench/two_stage.py DIR [--size 1280x704 --frames 121] [--runs RUNS] [--repeat 3]
+    python tests/bench/two_stage.py --tiny --size 128x64 --frames 9
+
+Stage 1 runs 8 steps at half the size, the upscaler doubles it, stage 2 runs 3 more steps, and both decoders follow. One
+JSON line per video decoder: seconds of each repeat from the first to the last, by phase for the last one. The first repeat
+loads, compiles and captures; each leaves a run record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.ltx25.connector import Conditioning  # noqa: E402
+from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob  # noqa: E402
+from comfyui_ltx25.ltx25.guidance import Bins, Guidance  # noqa: E402
+from comfyui_ltx25.ltx25.instrument import DeviceMeter, RunRecord, Sink, Watch, files_facts, machine  # noqa: E402
+from comfyui_ltx25.ltx25.latents import empty_latents  # noqa: E402
+from comfyui_ltx25.ltx25.schedule import sigmas_of  # noqa: E402
+from comfyui_ltx25.ltx25.shapes import VideoShape, clip_samples  # noqa: E402
+from comfyui_ltx25.tests.bench.published_files import FILES  # noqa: E402
+from comfyui_ltx25.tests.support.tiny import tiny_files  # noqa: E402
+
+PROMPT, RATE = "a lighthouse at dawn, waves and a distant bell", 24.0
+UNKNOWN = Conditioning(torch.zeros(0), torch.zeros(0), ())  # until the prompt is encoded
+PLAIN = Bins.constant(Guidance(1.0, 0.0, 1.0, 0.7, frozenset(), 0))
+
+
+class Seconds(Sink):
+    """Wall of every phase, in the order they end; a name that comes again gets its number."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, float] = {}
+
+    def closed(self, phase) -> None:
+        again = sum(name.split(" ")[0] == phase.name for name in self.of)
+        self.of[f"{phase.name} {again + 1}" if again else phase.name] = round(phase.elapsed, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--size", default="1280x704")
+    parser.add_argument("--frames", type=int, default=121)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--decoders", nargs="*", default=["video_vae", "video_vae_diffusion"])
+    parser.add_argument("--runs", type=Path, default=Path("ltx25_runs"))
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for decoder in options.decoders:
+        paths = vars(tiny_files()) if options.tiny else {slot: options.folder / place / f"{name}.safetensors" for slot, (place, name) in FILES.items()}
+        files = Files(paths["distilled"], paths["text_encoder"], paths[decoder], paths["audio_vae"])
+        engine = Engine.open(files, Options("auto", "auto", "auto", "memory"), device)
+        line = {"bench": "two_stage", "decoder": decoder, "size": options.size, "frames": options.frames, **_repeats(engine, paths["spatial_upscaler"], options)}
+        print(json.dumps({**line, **machine(device)}), flush=True)
+        engine.detach()
+
+
+def _repeats(engine: Engine, upscaler: Path, options: argparse.Namespace) -> dict[str, object]:
+    width, height = map(int, options.size.split("x"))
+    seconds, records = [], []
+    for seed in range(options.repeat):
+        first = _job(engine, VideoShape(options.frames, height // 2, width // 2), "distilled", seed)
+        geometry = {"width": width, "height": height, "frames": options.frames, "frame_rate": RATE, "batch": 1}
+        record = RunRecord(options.runs, {**machine(engine.device), "files": files_facts(engine.headers), "geometry": geometry, **engine.facts(first)}, {}, False)
+        phases = Seconds()
+        with record:
+            watch = Watch([record, phases], DeviceMeter(engine.device))
+            try:
+                begin = time.perf_counter()
+                prompt = engine.encode(PROMPT, watch)
+                small = engine.sample(replace(first, positive=prompt), watch)
+                large = engine.upscale(small.video, upscaler, watch)
+                second = replace(_job(engine, VideoShape(options.frames, height, width), "distilled_stage2", seed + 1), video=large, audio=small.audio)
+                clip = engine.sample(replace(second, positive=prompt), watch)
+                frames = engine.decode_video(clip.video, seed, "auto", watch)
+                sound = engine.decode_audio(clip.audio, clip_samples(options.frames, RATE), watch)
+                seconds.append(round(time.perf_counter() - begin, 3))
+            finally:
+                watch.finish()
+        assert frames.shape == (options.frames, height, width, 3) and sound.shape[-1] == clip_samples(options.frames, RATE)
+        records.append(str(record.path))
+    print(record.table(), file=sys.stderr, flush=True)
+    return {"seconds": seconds, "phases": phases.of, "record": records[-1]}
+
+
+def _job(engine: Engine, shape: VideoShape, schedule: str, seed: int) -> SampleJob:
+    video, audio = empty_latents(shape, RATE, 1, engine.compression)
+    sigmas = sigmas_of(schedule, 8)
+    return SampleJob(video, audio, None, None, RATE, seed, UNKNOWN, None, PLAIN, PLAIN, sigmas, schedule, "auto", 1.0, ())
+
+
+if __name__ == "__main__":
+    main()
