@@ -50,6 +50,7 @@ from .room import check_host_room, check_room, smaller_clip
 from .sampler import check_job, sampler_of
 from .schedule import check_sigmas
 from .shapes import OUTPUT_RATE, AudioLatentShape, Compression, VideoLatentShape, VideoShape
+from .switches import check_switches
 from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
 from .text import working_bytes as text_bytes
 from .upscaler import upscale, working_bytes
@@ -97,7 +98,8 @@ class Engine:
 
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
-        """Check files and options; reads headers, no weights. Raises FileError, InputError."""
+        """Check files, options and switches; reads headers, no weights. Raises FileError, InputError."""
+        check_switches()
         return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)
 
     def with_loras(self, loras: Sequence[tuple[str | Path, float]]) -> Engine:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..device import is_out_of_memory
 from ..errors import LTX25Error
+from ..switches import check_switches
 from . import plan, render, runs, tiny
 
 COMMANDS = (render, plan, runs, tiny)
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to the process's own."""
     parsed = parser().parse_args(arguments)
     try:
+        check_switches()
         return parsed.run(parsed)
     except LTX25Error as error:
         print(f"ltx25 {parsed.command}: {error}", file=sys.stderr)
