@@ -16,7 +16,7 @@ from ..ltx25.instrument.plan_text import (
     plan_text,
     usual_stg_blocks,
 )
-from ..ltx25.instrument.planner import Budget, Planner
+from ..ltx25.instrument.planner import Planner
 from ..ltx25.instrument.plot import plot_run
 from ..ltx25.instrument.report import record_text
 from ..ltx25.request import Request
@@ -77,9 +77,8 @@ class PlanLTX25Render(io.ComfyNode):
         model = engine.engine
         models = Models.of(model.opened)
         planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched)
-        free = planner.free()
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
-        budget = Budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else free.device, free.host)
+        budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(
             prompt="plan",
             width=width,
@@ -92,7 +91,7 @@ class PlanLTX25Render(io.ComfyNode):
             compression=models.compression,
             **({"stg_blocks": usual_stg_blocks(models.dit.layers)} if guidance else _UNGUIDED),
         )
-        plan = planner.plan(request, batch_size, budget.device)
+        plan = planner.plan(request, batch_size, budget)
         lines, best = [plan_text(plan, models, budget)], request
         if plan.beyond(budget):
             lines.append(largest_text(planner, request, budget, batch_size))

@@ -19,7 +19,7 @@ from ..instrument.plan_text import (
     plan_text,
     usual_stg_blocks,
 )
-from ..instrument.planner import Budget, Planner
+from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
 from .render import FLAGS, SLOTS, chosen_device, chosen_files
@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--frames", type=int, help="8 n + 1 (default 121)")
     parser.add_argument("--size", default="768x512", metavar="WxH", help="px, multiples of 32 (default 768x512)")
     parser.add_argument("--budget", type=_parsed(parse_seconds), metavar="TIME", help="time there is: 90s, 10m, 1.5h")
-    parser.add_argument("--memory", type=_parsed(parse_bytes), metavar="SIZE", help="device memory there is: 24G (default: what is free)")
+    parser.add_argument("--memory", type=_parsed(parse_bytes), metavar="SIZE", help="device memory there is: 24G (default: what is free); on a CPU it is the host's")
     parser.add_argument("--host-memory", type=_parsed(parse_bytes), metavar="SIZE", help="host memory there is (default: what is free)")
     for name, (kind, text) in FLAGS.items():
         if name not in LEFT_OUT:
@@ -65,12 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(line, file=sys.stderr)
     batched = {"auto": None, "batched": True, "sequential": False}[arguments.legs]
     planner = Planner(models, device, runs, batched)
-    free = planner.free()
-    budget = Budget(arguments.budget, arguments.memory or free.device, arguments.host_memory or free.host)
+    budget = planner.budget(arguments.budget, arguments.memory, arguments.host_memory)
     request = _request(arguments, models)
     if arguments.batch_size < 1:
         raise InputError(f"batch_size {arguments.batch_size} makes nothing; the least is 1.")
-    plan = planner.plan(request, arguments.batch_size, budget.device)
+    plan = planner.plan(request, arguments.batch_size, budget)
     print(plan_text(plan, models, budget))
     reasons = plan.beyond(budget)
     if arguments.budget is not None or reasons:

@@ -111,8 +111,8 @@ def _fit(arguments: argparse.Namespace) -> int:
 def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measured]) -> list[str]:
     rows = [("  phase", "fixed", "variable", "from")]
     for name, rate in sorted(rates.items()):
-        fixed = seconds_text(rate.fixed) if rate.sizes > 1 else "not told apart"
-        note = "" if rate.sizes >= 3 or rate.unit == "run" else ", fewer than three sizes: not a law"
+        fixed = seconds_text(rate.fixed) if rate.off is not None else "not told apart"
+        note = "" if rate.off is not None or rate.unit == "run" else ", too few or too similar sizes: not a law"
         if rate.unit == "run":
             fixed, variable = seconds_text(rate.per_unit), "-"
         elif rate.unit == "byte":

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from .history import Run
-from .law import Law, fit_law, pooled
+from .law import LEAST, Law, fit_law, pooled
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Measured:
         return max(0.0, statistics.median(extra)) if extra else None
 
 
+APART = 2.0  # how many times the smallest size the largest must be for a fixed part to show
 HOW = ("precision", "residency", "batched", "graphs", "kernels")
 
 
@@ -108,7 +109,7 @@ def model_of(run: Run) -> str | None:
 @dataclass(frozen=True)
 class Rate:
     """s = fixed + per_unit * units; `unit` says of what. `samples` phases, `sizes` different sizes among them, of `least` to
-    `most` units.
+    `most` units. off: the largest relative residual; None where fixed and growing parts could not be told apart.
     """
 
     fixed: float
@@ -118,16 +119,25 @@ class Rate:
     sizes: int
     least: float
     most: float
+    off: float | None
 
     def seconds(self, units: float) -> float:
         return self.fixed + self.per_unit * units
+
+    def between(self, units: float) -> tuple[float, float]:
+        """s, least and most: what the residuals leave open, or whether all that was measured grows or none of it."""
+        expected = self.seconds(units)
+        if self.off is not None:
+            return max(0.0, expected * (1 - self.off)), expected * (1 + self.off)
+        seen = self.seconds(self.most)
+        return min(expected, seen), max(expected, seen)
 
 
 def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
     """Fixed and per-unit cost of the phases around the forwards, by phase name, from finished phases on `device`.
 
     Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for decode.video and mux, s of
-    sound for decode.audio, a prompt for the rest. Phases seen at one size only have no fixed part to tell apart.
+    sound for decode.audio, a prompt for the rest. Too few or too similar sizes have no fixed part to tell apart.
     """
     samples: dict[str, list[tuple[float, float]]] = {}
     units: dict[str, str] = {}
@@ -160,11 +170,16 @@ def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float
 
 
 def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
-    """Least squares of relative residuals with neither part negative."""
+    """Least squares of relative residuals with neither part negative.
+
+    Sizes that are too few or too much alike to tell a fixed part from a growing one give the rate at the largest of them:
+    a line through two near points may run anywhere.
+    """
     sizes = len({size for size, _ in pairs})
     span = min(size for size, _ in pairs), max(size for size, _ in pairs)
-    if sizes == 1:
-        return Rate(0.0, statistics.median(seconds / size for size, seconds in pairs), unit, len(pairs), 1, *span)
+    if sizes < LEAST or span[1] < APART * span[0]:
+        rate = statistics.median(seconds / size for size, seconds in pairs if size == span[1])
+        return Rate(0.0, rate, unit, len(pairs), sizes, *span, None)
     weights = [1 / max(seconds, 1e-9) for _, seconds in pairs]
     a = sum(w * w for w in weights)
     b = sum(w * w * size for w, (size, _) in zip(weights, pairs, strict=True))
@@ -177,7 +192,8 @@ def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
         fixed, slope = 0.0, q / c
     elif slope < 0:
         fixed, slope = p / a, 0.0
-    return Rate(fixed, slope, unit, len(pairs), sizes, *span)
+    off = max(abs((fixed + slope * size) / max(seconds, 1e-9) - 1) for size, seconds in pairs)
+    return Rate(fixed, slope, unit, len(pairs), sizes, *span, off)
 
 
 def law_of(series: Measured) -> Law | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,20 +16,25 @@ from .costs import Measured, law_of, measured_series
 from .header import device_name
 from .history import Run, read_run
 from .law import Law
-from .units import seconds_text
+from .units import between_text, seconds_text
 
 NEWEST = 40  # records a render looks at before it starts: some hundredths of a second
+WIDE = 1.5  # how far apart the ends of a prediction are for both to be shown
 NEAR = 0.05  # relative distance in arithmetic up to which a geometry counts as one seen
 
 
 @dataclass(frozen=True)
 class Guess:
-    """s of one group, s the first one takes more, what that rests on, whether it goes beyond what was measured."""
+    """s of one group, s the first one takes more, what that rests on, whether it goes beyond what was measured.
+
+    between: least and most s of one group that what was measured allows; None: not known.
+    """
 
     seconds: float
     warm_up: float
     basis: str
     extrapolated: bool
+    between: tuple[float, float] | None
 
 
 class Forecast:
@@ -50,7 +56,9 @@ class Forecast:
                     outside = law.is_extrapolation(tokens)
                     mark = f", extrapolated from {law.tokens[0]} to {law.tokens[1]} tokens" if outside else ""
                     basis = f"law of {len(law.points)} geometries{other}, within {100 * law.error:.0f} %{mark}"
-                    return Guess(law.seconds(linear, attention), self.series[key].warm_up or 0.0, basis, outside or not exact)
+                    seconds = law.seconds(linear, attention)
+                    between = max(0.0, seconds * (1 - law.error)), seconds * (1 + law.error)
+                    return Guess(seconds, self.series[key].warm_up or 0.0, basis, outside or not exact, between)
             if choices:
                 return _in_proportion(self.series[choices[0]], linear + attention, other)
         return None
@@ -58,14 +66,17 @@ class Forecast:
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """What a sample phase with these facts (engine.facts) shows before its first forward; "" without a record."""
         tokens = sum((facts.get("tokens") or {}).values())
-        seconds, bases = 0.0, []
+        seconds, least, most, bases = 0.0, 0.0, 0.0, []
         for work in facts.get("work") or ():
             guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"))
             if guess is None:
                 return ""
             seconds += work["groups"] * guess.seconds + guess.warm_up
+            low, high = guess.between or (guess.seconds, guess.seconds)
+            least, most = least + work["groups"] * low + guess.warm_up, most + work["groups"] * high + guess.warm_up
             bases.append(guess.basis)
-        return f"about {seconds_text(seconds, rough=True)} predicted ({'; '.join(dict.fromkeys(bases))})" if bases else ""
+        span = f", {between_text(least, most)} possible" if most > WIDE * least else ""
+        return f"about {seconds_text(seconds, rough=True)} predicted{span} ({'; '.join(dict.fromkeys(bases))})" if bases else ""
 
 
 def forecaster(folder: Path, device: torch.device) -> Callable[[Mapping[str, Any]], str]:
@@ -84,11 +95,19 @@ def forecaster(folder: Path, device: torch.device) -> Callable[[Mapping[str, Any
 
 
 def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:
-    """Too few geometries for a law: the nearest one, in proportion to its arithmetic."""
-    tokens = min(found.seconds, key=lambda tokens: abs(sum(found.terms[tokens]) - tflop))
-    each = statistics.median(seconds for run in found.seconds[tokens] for seconds in run)
-    known, n = sum(found.terms[tokens]), len(found.seconds)
-    seen = abs(tflop / known - 1) <= NEAR and not other
-    basis = "this geometry, measured" if seen else f"{n} geometr{'y' if n == 1 else 'ies'}{other} in proportion, not a law"
-    return Guess(each * tflop / known, found.warm_up or 0.0, basis, not seen)
+    """Too few geometries for a law: the arithmetic of the FLOP model at the rate the nearest one was measured at.
+
+    What one or two geometries cannot tell is how much of their seconds is launching and does not grow: between none of it,
+    at any of the rates measured, and all of it.
+    """
+    tokens = min(found.seconds, key=lambda tokens: abs(math.log(sum(found.terms[tokens]) / tflop)))
+    groups = {seen: sorted(seconds for run in runs for seconds in run) for seen, runs in found.seconds.items()}
+    each, known, n = statistics.median(groups[tokens]), sum(found.terms[tokens]), len(groups)
+    expected = each * tflop / known
+    if abs(tflop / known - 1) <= NEAR and not other:
+        between = groups[tokens][0] * tflop / known, groups[tokens][-1] * tflop / known
+        return Guess(expected, found.warm_up or 0.0, "this geometry, measured", False, between)
+    ends = [each, *(statistics.median(seconds) * tflop / sum(found.terms[seen]) for seen, seconds in groups.items())]
+    basis = f"{n} geometr{'y' if n == 1 else 'ies'}{other} in proportion, not a law"
+    return Guess(expected, found.warm_up or 0.0, basis, True, (min(ends), max(ends)))
 

@@ -10,7 +10,7 @@ from ..shapes import PUBLISHED_COMPRESSION, Compression
 from .models import Models
 from .planner import Budget, Plan, Planner
 from .table import aligned
-from .units import bytes_text, seconds_text
+from .units import between_text, bytes_text, seconds_text
 
 PUBLISHED_STG = "28"
 
@@ -24,10 +24,11 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
         *plan.notes,
         "",
     ]
-    rows = [("phase", "predicted", "rests on")]
-    rows += [(phase.name, seconds_text(phase.seconds), phase.basis) for phase in plan.phases]
-    rows.append(("run", seconds_text(plan.seconds), "extrapolated where said" if any(p.extrapolated for p in plan.phases) else "inside what was measured"))
-    lines.append(aligned(rows, left=(0, 2)))
+    rows = [("phase", "predicted", "between", "rests on")]
+    rows += [(phase.name, seconds_text(phase.seconds), _between(phase.between), phase.basis) for phase in plan.phases]
+    where = "extrapolated where said" if any(p.extrapolated for p in plan.phases) else "inside what was measured"
+    rows.append(("run", seconds_text(plan.seconds), _between(plan.between), where))
+    lines.append(aligned(rows, left=(0, 3)))
     for name, need, have in (("device", plan.device, budget.device), ("host", plan.host, budget.host)):
         if need is not None:
             lines.append(f"peak {name} memory: {bytes_text(need)}" + (f" of {bytes_text(have)} there" if have is not None else ""))
@@ -76,6 +77,10 @@ def parse_bytes(text: str) -> int:
     if not found or float(found[1]) == 0:
         raise InputError(f"'{text}' is no memory size; write it like 24G.")
     return int(float(found[1]) * 1024 ** ("kmgt".index(found[2]) + 1))
+
+
+def _between(ends: tuple[float, float] | None) -> str:
+    return "not known" if ends is None else between_text(*ends)
 
 
 def _largest_lines(fits: list[Plan]) -> list[str]:

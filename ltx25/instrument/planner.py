@@ -46,12 +46,28 @@ UNSURE = "guess"
 
 @dataclass(frozen=True)
 class Expected:
-    """One phase to come: s, what the number rests on, and whether it goes beyond what was measured."""
+    """One phase to come: s, what the number rests on, and whether it goes beyond what was measured.
+
+    between: least and most s that what was measured allows; None where nothing was.
+    """
 
     name: str
     seconds: float
     basis: str
-    extrapolated: bool = False
+    extrapolated: bool
+    between: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits; None: no limit. s, bytes."""
+
+    seconds: float | None
+    device: int | None
+    host: int | None
+
+
+UNLIMITED = Budget(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,14 @@ class Plan:
     def seconds(self) -> float:
         return sum(phase.seconds for phase in self.phases)
 
+    @property
+    def between(self) -> tuple[float, float] | None:
+        """Least and most s of the whole; None where a phase's are not known."""
+        known = [phase.between for phase in self.phases if phase.between is not None]
+        if len(known) < len(self.phases):
+            return None
+        return sum(least for least, _ in known), sum(most for _, most in known)
+
     def beyond(self, budget: Budget) -> list[str]:
         """What does not fit, one reason each."""
         reasons = []
@@ -79,15 +103,6 @@ class Plan:
             if need is not None and have is not None and need > have:
                 reasons.append(f"it needs {bytes_text(need)} of {name} memory, and {bytes_text(have)} are given")
         return reasons
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits; None: no limit. s, bytes."""
-
-    seconds: float | None
-    device: int | None
-    host: int | None
 
 
 class Planner:
@@ -109,12 +124,15 @@ class Planner:
     def has_records(self) -> bool:
         return bool(self._forecast.series)
 
-    def free(self) -> Budget:
-        """What this machine has free now."""
-        return Budget(None, device_free(self.device) if self.device.type != "cpu" else None, host_free())
+    def budget(self, seconds: float | None, device: int | None, host: int | None) -> Budget:
+        """The limits given, and where none is what this machine has free now. On a CPU the device's memory is the host's."""
+        if self.device.type != "cpu":
+            return Budget(seconds, device or device_free(self.device), host or host_free())
+        given = [limit for limit in (device, host) if limit]
+        return Budget(seconds, None, min(given) if given else host_free())
 
-    def plan(self, request: Request, batch: int = 1, room: int | None = None) -> Plan:
-        """Predict `batch` clips of `request` in `room` bytes of device memory (None: all it has). Reads and loads nothing."""
+    def plan(self, request: Request, batch: int = 1, budget: Budget = UNLIMITED) -> Plan:
+        """Predict `batch` clips of `request`, run as `budget`'s memory makes them run. Reads and loads nothing."""
         models = self.models
         latent = request.video.latent(models.compression, models.dit.in_channels)
         sound = AudioLatentShape.of_clip(request.frames, request.frame_rate)
@@ -133,7 +151,7 @@ class Planner:
             self._phase("mux", pixels, None),
         ]
         rows = max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
-        device, host = self._peaks(Footprint(latent, sound, rows, batch), room)
+        device, host = self._peaks(Footprint(latent, sound, rows, batch), budget)
         forwards = sum(len(plan.legs) * n for plan, n in groups.items())
         return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes())
 
@@ -156,14 +174,14 @@ class Planner:
     def smallest(self, request: Request, budget: Budget) -> Plan:
         """The least a render with these settings can be: one cell of one frame."""
         side = self.models.compression.side
-        return self.plan(replace(request, width=side, height=side, frames=1), room=budget.device)
+        return self.plan(replace(request, width=side, height=side, frames=1), budget=budget)
 
     def _last_that_fits(self, make, most: int, budget: Budget, batch: int) -> Plan | None:
         """Largest n in 1..most whose plan fits; time and memory grow with n."""
         low, high, best = 1, most, None
         while low <= high:
             middle = (low + high) // 2
-            plan = self.plan(make(middle), batch, budget.device)
+            plan = self.plan(make(middle), batch, budget)
             if plan.beyond(budget):
                 high = middle - 1
             else:
@@ -179,17 +197,18 @@ class Planner:
         if rate is not None:
             basis = f"{rate.samples} phase{'s' if rate.samples > 1 else ''} of {rate.sizes} size{'s' if rate.sizes > 1 else ''} measured here"
             outside = not rate.least <= units <= rate.most and not name.startswith("load")  # a file is read at one rate
-            return Expected(name, times * rate.seconds(units), basis + (", extrapolated" if outside else ""), outside)
+            least, most = rate.between(units)
+            return Expected(name, times * rate.seconds(units), basis + (", extrapolated" if outside else ""), outside, (times * least, times * most))
         if flops is None:
             assumed = DISK if name.startswith("load") else ENCODER
             unit = rate_text(DISK) if name.startswith("load") else f"{ENCODER / 1e6:.0f} megapixels/s"
-            return Expected(name, units / assumed, f"{UNSURE}: {unit} assumed", True)
+            return Expected(name, units / assumed, f"{UNSURE}: {unit} assumed", True, None)
         share = SHARE[name]
         seconds = times * flops / (share * self._speed.flops)
-        return Expected(name, seconds, f"{times * flops / TERA:.3g} TFLOP at {100 * share:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s", True)
+        return Expected(name, seconds, f"{times * flops / TERA:.3g} TFLOP at {100 * share:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s", True, None)
 
     def _sampling(self, groups: Mapping[LegPlan, int], video: int, audio: int, text: int, batch: int) -> Expected:
-        seconds, bases, beyond = 0.0, [], False
+        seconds, least, most, bases, beyond, known = 0.0, 0.0, 0.0, [], False, True
         for plan, count in groups.items():
             flops = group_flops(self.models.dit, plan, video, audio, text) * batch
             legs = "+".join(leg.value for leg in plan.legs)
@@ -198,25 +217,30 @@ class Planner:
             if guess is None:
                 rate = SHARE["sample"] * self._speed.flops
                 basis = f"{UNSURE}: {100 * SHARE['sample']:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s, no record of this device"
-                guess = Guess(flops.total / rate, 0.0, basis, True)
+                guess = Guess(flops.total / rate, 0.0, basis, True, None)
             seconds += count * guess.seconds + guess.warm_up
+            low, high = guess.between or (0.0, 0.0)
+            least, most, known = least + count * low + guess.warm_up, most + count * high + guess.warm_up, known and guess.between is not None
             bases.append(guess.basis)
             beyond = beyond or guess.extrapolated
-        return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond)
+        return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond, (least, most) if known else None)
 
-    def _peaks(self, clip: Footprint, room: int | None) -> tuple[int | None, int]:
+    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[int | None, int]:
         """Most bytes on the device (None on a CPU) and on the host. Parts stay loaded until another needs their room."""
         models, on_cpu = self.models, self.device.type == "cpu"
-        capacity = device_total(self.device) if room is None else room
         baseline = self._host_baseline()
+        capacity = device_total(self.device) if budget.device is None else budget.device
+        if on_cpu:
+            capacity = None if budget.host is None else max(0, budget.host - baseline)
         loaded: dict[str, int] = {}
         device = host = 0
         for phase, part in PARTS.items():
             loaded[part] = models.held[part]
             working = self._working(phase, clip, None)
-            if capacity is not None and sum(loaded.values()) + working["device"] > capacity:
+            beside = working["host"] if on_cpu else 0
+            if capacity is not None and sum(loaded.values()) + working["device"] + beside > capacity:
                 loaded = {part: loaded[part]}
-                working = self._working(phase, clip, max(0, capacity - loaded[part]))
+                working = self._working(phase, clip, max(0, capacity - loaded[part] - beside))
             device = max(device, sum(loaded.values()) + working["device"])
             host = max(host, baseline + working["host"] + (sum(loaded.values()) + working["device"] if on_cpu else 0))
         return (None if on_cpu else device), host

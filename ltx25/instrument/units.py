@@ -24,6 +24,11 @@ def seconds_text(seconds: float | None, rough: bool = False) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
+def between_text(least: float, most: float) -> str:
+    """Two durations an estimate lies between, as roughly as it knows them."""
+    return f"{seconds_text(least, rough=True)} to {seconds_text(most, rough=True)}"
+
+
 def bytes_text(n: float | None) -> str:
     """Binary units for sizes: 1536 -> "1.5 KiB"."""
     if n is None:

@@ -42,8 +42,8 @@ def test_tiny_writes_the_set_into_comfyui_folders(tmp_path, capsys):
     assert cli.main(["tiny", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
     paths = [Path(line.split("  ")[0]) for line in shown]
-    assert len(paths) == 9 and all(path.is_file() for path in paths)
-    assert {path.parent.name for path in paths} == {"diffusion_models", "text_encoders", "vae", "latent_upscale_models", "model_patches"}
+    assert len(paths) == 10 and all(path.is_file() for path in paths)
+    assert {path.parent.name for path in paths} == {"diffusion_models", "text_encoders", "vae", "latent_upscale_models", "model_patches", "loras"}
     assert Kind.UNKNOWN not in {identify(read_header(path)) for path in paths}
 
 

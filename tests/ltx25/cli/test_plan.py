@@ -42,6 +42,13 @@ def test_nothing_fits_is_said_with_the_reason(plan):
     assert code == 1 and "nothing fits, not even 32x32, 1 frame" in shown.out and "8.0 GiB are given" in shown.out
 
 
+def test_on_a_cpu_memory_is_a_limit_too(plan):
+    code, shown = plan("--tiny", "--size", "256x160", "--frames", "49", "--steps", "8", "--memory", "100M")
+    assert code == 1 and "it does not fit: it needs" in shown.out and "of host memory, and 100.0 MiB are given" in shown.out
+    code, shown = plan("--tiny", "--size", "256x160", "--frames", "49", "--steps", "8", "--memory", "1T", "--host-memory", "100M")
+    assert code == 1 and "100.0 MiB are given" in shown.out
+
+
 def test_records_of_this_device_are_used(plan, tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     for size in ((768, 448, 25), (1024, 576, 49), (1024, 576, 97)):

@@ -1,6 +1,6 @@
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, phase_rates
+from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, phase_rates, rate_of
 from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.law import Point, fit_law
@@ -100,6 +100,29 @@ def test_fixed_and_variable_cost_are_told_apart(runs):
     assert rates["load.read"].per_unit == pytest.approx(4.0 / (40 << 30))
     assert rates["load.read"].sizes == 1
     assert phase_rates(runs, "another card") == {}
+
+
+@pytest.mark.parametrize("sizes", [[(256, 160, 9)], [(256, 160, 9), (256, 192, 9)], [(256, 160, 9), (256, 160, 17), (256, 192, 9)]])
+def test_sizes_too_few_or_too_much_alike_tell_no_fixed_part(tmp_path, monkeypatch, sizes):
+    """A line through near points follows their noise, and may predict that nothing grows."""
+    clock = Clock(monkeypatch)
+    for n, size in enumerate(sizes):
+        render(tmp_path, clock, *size, seed=n)
+    runs = read_runs(tmp_path)[0]
+    decode = phase_rates(runs, "Toy card")["decode.video"]
+    largest = max(w * h * f for w, h, f in sizes)
+    assert decode.fixed == 0 and decode.off is None
+    assert decode.per_unit == pytest.approx(4e-9 + 0.2 / largest)
+    least, most = decode.between(100 * largest)
+    assert least == pytest.approx(0.2 + 4e-9 * largest) and most == decode.seconds(100 * largest)
+    assert least < 0.2 + 4e-7 * largest < most  # the truth
+
+
+def test_a_line_says_how_far_it_missed_what_it_was_drawn_through():
+    rate = rate_of([(1.0, 1.0), (2.0, 2.2), (4.0, 4.0)], "pixel")
+    least, most = rate.between(3.0)
+    assert rate.off == pytest.approx(max(abs(rate.seconds(size) / seconds - 1) for size, seconds in ((1.0, 1.0), (2.0, 2.2), (4.0, 4.0))))
+    assert least < rate.seconds(3.0) < most and 0.02 < rate.off < 0.2
 
 
 def test_other_settings_are_another_series(tmp_path, monkeypatch):

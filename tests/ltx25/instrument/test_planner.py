@@ -11,6 +11,7 @@ from comfyui_ltx25.ltx25.instrument.footprint import Footprint, footprints
 from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.memory import host_free
 from comfyui_ltx25.ltx25.instrument.models import Models, published
 from comfyui_ltx25.ltx25.instrument.plan_text import (
     frames_of,
@@ -144,6 +145,49 @@ def test_one_or_two_geometries_scale_but_are_no_law(tmp_path, monkeypatch):
     assert sample.seconds == pytest.approx(30 * law_seconds(flops.linear / 1e12, flops.attention / 1e12), rel=0.15)
 
 
+@pytest.mark.parametrize("seen", [[(256, 160, 9)], [(256, 160, 9), (256, 192, 9)]])
+def test_one_or_two_tiny_records_scale_at_their_rate_and_say_how_far_off_that_can_be(tmp_path, monkeypatch, seen):
+    """40 tokens take 0.06 s a group, a third of it launching, which does not grow: the truth lies between all of it and none."""
+    clock = Clock(monkeypatch)
+    for n, size in enumerate(seen):
+        render(tmp_path, clock, *size, noise=0.02, seed=n, device=device_name(CARD))
+    planner = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED)
+    plan = planner.plan(request())
+    phases = {phase.name: phase for phase in plan.phases}
+    flops = group_flops(PUBLISHED, GUIDED, *plan.tokens, 1024)
+    truth = 30 * law_seconds(flops.linear / 1e12, flops.attention / 1e12) + 2.0
+    least, most = phases["sample"].between
+    assert least < truth < phases["sample"].seconds <= most
+    near = group_flops(PUBLISHED, GUIDED, *planner.plan(request(*seen[-1])).tokens, 1024)
+    rate = law_seconds(near.linear / 1e12, near.attention / 1e12) / (near.total / 1e12)
+    assert phases["sample"].seconds == pytest.approx(30 * rate * flops.total / 1e12 + 2.0, rel=0.05)
+    shown = plan_text(plan, planner.models, NO_LIMIT)
+    assert re.search(r"sample +\d+ min \d+ s +\d+ s to \d+ min \d+ s +\d geometr\w+ in proportion, not a law", shown)
+
+
+def test_a_geometry_seen_is_told_with_the_spread_of_its_groups(tmp_path, monkeypatch):
+    render(tmp_path, Clock(monkeypatch), 1024, 576, 49, noise=0.1, steps=12, device=device_name(CARD))
+    plan = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED).plan(request(1024, 576, 49))
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    least, most = sample.between
+    assert sample.basis == "this geometry, measured" and least < sample.seconds < most < 1.5 * least
+
+
+def test_without_records_nothing_is_said_to_be_known(bare):
+    plan = bare.plan(request())
+    assert plan.between is None and all(phase.between is None for phase in plan.phases)
+    assert plan_text(plan, bare.models, NO_LIMIT).count("not known") == len(plan.phases) + 1
+
+
+def test_the_sentence_before_the_first_forward_says_how_far_off_it_can_be(tmp_path, monkeypatch):
+    record = render(tmp_path, Clock(monkeypatch), 256, 160, 9, device=device_name(CARD))
+    facts = next(event["facts"] for event in read_run(record.path).of("phase") if event["name"] == "sample")
+    near = forecaster(tmp_path, CARD)(facts)
+    assert re.fullmatch(r"about \d+ s predicted \(this geometry, measured\)", near)
+    large = {**facts, "work": [{**work, "linear": 100 * work["linear"], "attention": 100 * work["attention"]} for work in facts["work"]]}
+    assert re.fullmatch(r"about \d+ s predicted, \d+ s to \d+ s possible \(1 geometry in proportion, not a law\)", forecaster(tmp_path, CARD)(large))
+
+
 def test_other_legs_serve_where_these_have_no_record(planner):
     distilled = request(1024, 576, 49, schedule="distilled", negative=None, video_cfg=1.0, audio_cfg=1.0, video_stg=0.0, audio_stg=0.0,
                         video_modality=1.0, audio_modality=1.0)  # fmt: skip
@@ -161,9 +205,9 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(planner, budget):
     assert larger.request.frames == 121
     for plan in (longer, larger):
         assert not plan.beyond(budget)
-    assert planner.plan(replace(wanted, frames=longer.request.frames + 8), room=budget.device).beyond(budget)
+    assert planner.plan(replace(wanted, frames=longer.request.frames + 8), budget=budget).beyond(budget)
     more = larger.request.height + 32
-    assert planner.plan(replace(wanted, height=more, width=round(more / 32 * 1280 / 704) * 32), room=budget.device).beyond(budget)
+    assert planner.plan(replace(wanted, height=more, width=round(more / 32 * 1280 / 704) * 32), budget=budget).beyond(budget)
 
 
 def test_only_tokens_count(planner):
@@ -177,7 +221,7 @@ def test_only_tokens_count(planner):
 def test_nothing_fits_is_refused_with_reasons(planner):
     budget = Budget(1.0, 24 << 30, None)
     wanted = request()
-    reasons = planner.plan(wanted, room=budget.device).beyond(budget)
+    reasons = planner.plan(wanted, budget=budget).beyond(budget)
     assert len(reasons) == 2 and "24.0 GiB are given" in reasons[1] and "1 s are given" in reasons[0]
     assert planner.largest(wanted, budget) == []
     text = largest_text(planner, wanted, budget, 1)
@@ -186,7 +230,7 @@ def test_nothing_fits_is_refused_with_reasons(planner):
 
 def test_parts_that_do_not_fit_together_are_not_counted_together(bare):
     models = published(CARD)
-    plan = bare.plan(request(768, 448, 25), room=48 << 30)
+    plan = bare.plan(request(768, 448, 25), budget=Budget(None, 48 << 30, None))
     assert models.held["transformer"] < plan.device < models.held["transformer"] + models.held["text encoder"]
 
 
@@ -204,6 +248,24 @@ def test_cpu_plans_count_everything_as_host_memory():
     cpu = torch.device("cpu")
     plan = Planner(published(cpu), cpu, [], None, SPEED).plan(request(768, 448, 25))
     assert plan.device is None and plan.host > 2 * 38e9
+
+
+def test_on_a_cpu_the_device_is_the_host_and_either_limit_holds():
+    cpu = torch.device("cpu")
+    planner = Planner(published(cpu), cpu, [], None, SPEED)
+    for given in ((8 << 30, None), (None, 8 << 30), (8 << 30, 1 << 40), (1 << 40, 8 << 30)):
+        assert planner.budget(None, *given) == Budget(None, None, 8 << 30)
+    assert planner.budget(None, None, None).host == pytest.approx(host_free(), rel=0.2)
+    card = Planner(published(CARD), CARD, [], None, SPEED)
+    assert card.budget(60.0, 24 << 30, 32 << 30) == Budget(60.0, 24 << 30, 32 << 30)
+
+
+def test_a_cpu_plan_counts_parts_that_leave_for_each_other_where_memory_is_short():
+    cpu = torch.device("cpu")
+    planner = Planner(published(cpu), cpu, [], None, SPEED)
+    held = planner.models.held
+    whole, short = (planner.plan(request(768, 448, 25), budget=Budget(None, None, size)).host for size in (1 << 40, 100 << 30))
+    assert whole > held["transformer"] + held["text encoder"] > short > held["transformer"]
 
 
 def test_sentence_before_the_first_forward(tmp_path, monkeypatch):
