@@ -33,6 +33,7 @@ from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, choose, fit
 from .graphs import GraphedDiT, graphs_wanted
 from .guidance import check_guidance
+from .hdr import SDR, check_transfer
 from .instrument import Phase, Watch
 from .instrument.memory import host_free, is_unified
 from .instrument.profile import ProfiledTransformer, StepWork
@@ -43,6 +44,7 @@ from .latents import COPIES
 from .lora import Adapter, Lora
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
+from .precision import full_precision
 from .predictor import Denoise, Predictor, Transformer
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
 from .residency import Arbiter, Part, Standalone
@@ -245,18 +247,22 @@ class Engine:
         return grids.get("video"), grids.get("audio")
 
     @torch.inference_mode()
-    def decode_video(self, latent: torch.Tensor, seed: int, tiling: str, watch: Watch) -> torch.Tensor:
+    def decode_video(self, latent: torch.Tensor, seed: int, tiling: str, watch: Watch, transfer: str = SDR) -> torch.Tensor:
         """Frames (B * F, H, W, 3) float32 CPU in 0..1 of a latent (B, C, t, h, w).
 
+        transfer: one of hdr.TRANSFERS. With a curve the frames are scene-linear light (Rec.709) from 0 up, and all of the
+        decode is float32, as officially: bf16 steps are visible where a curve spreads them over stops.
         Raises InputError for a latent that is not one, and where host memory has no room for its frames.
         """
-        part, beside = self._opened.parts[VIDEO_VAE], 0
+        wide, beside = check_transfer(transfer) != SDR, 0
+        part = self._optional.wide_video_decoder() if wide else self._opened.parts[VIDEO_VAE]
         if latent.ndim == 5 and 0 not in latent.shape:  # what is no latent is refused by the decoder
             self.check_frames(VideoLatentShape(*latent.shape[1:]), len(latent))
             beside = frames_bytes(self.video_shape(latent), len(latent)) if self._one_memory else 0
-        self.arbiter.ready([part], self._decode_room(latent) + beside, watch)
+        self.arbiter.ready([part], self._decode_room(latent, 4 if wide else self._dtype.itemsize) + beside, watch)
         free = max(0, self.arbiter.free(self.device) - beside)
-        return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free)
+        with full_precision() if wide else contextlib.nullcontext():
+            return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free, transfer=transfer)
 
     def check_frames(self, latent: VideoLatentShape, batch: int) -> None:
         """Raise InputError where host memory has no room for the frames of `batch` clips, with all that may leave it gone."""
@@ -510,13 +516,13 @@ class Engine:
             return "choose residency auto or stream"
         return f"free {bytes_text(short)}, for example by closing what else uses the device" if short > 0 else "close what else uses the device"
 
-    def _decode_room(self, latent: torch.Tensor) -> int:
-        """What a decode needs, and up to DECODE_ROOM of what makes it faster. 0 for a latent that will be refused."""
+    def _decode_room(self, latent: torch.Tensor, itemsize: int) -> int:
+        """What a decode in numbers of `itemsize` bytes needs, and up to DECODE_ROOM of what makes it faster. 0 for a latent that will be refused."""
         config = self._opened.video.decoder
         if latent.ndim != 5 or 0 in latent.shape:
             return 0
         shape = VideoLatentShape(*latent.shape[1:])
-        smallest, fastest = (decoding_bytes(config, shape, self._dtype.itemsize, self.device.type, room) for room in (0, None))
+        smallest, fastest = (decoding_bytes(config, shape, itemsize, self.device.type, room) for room in (0, None))
         return max(smallest, min(fastest, DECODE_ROOM))
 
     def _seeing_bytes(self, images: torch.Tensor) -> int:

@@ -13,7 +13,9 @@ import torch
 from .errors import InputError
 
 REC709, ACESCG, REC2020 = "rec709", "acescg", "rec2020"
-CURVES = ("acescct", "logc3")
+SDR = "sdr"  # the signal is the picture
+CURVES = ("ACEScct", "LogC3")
+TRANSFERS = (SDR, *CURVES)
 
 _ACESCG_TO_REC709 = ((1.70505, -0.62179, -0.08326), (-0.13026, 1.1408, -0.01055), (-0.024, -0.12897, 1.15297))
 _REC709_TO_REC2020 = ((0.62740389, 0.32928304, 0.04331307), (0.06909729, 0.9195404, 0.01136232), (0.01639144, 0.08801331, 0.89559525))
@@ -24,6 +26,13 @@ def to_linear(signal: torch.Tensor, curve: str, primaries: str = REC709) -> torc
     """Signal (..., 3) in 0..1 -> scene-linear light (..., 3) float32 >= 0 in `primaries`. Raises InputError for unknown names."""
     law = _curve(curve)
     return convert(law.decode(signal.float()), law.primaries, primaries).clamp(min=0)
+
+
+def check_transfer(transfer: str) -> str:
+    """Return it, or raise InputError for one that does not exist."""
+    if transfer not in TRANSFERS:
+        raise InputError(f"transfer '{transfer}' does not exist; choose {', '.join(CURVES)}, or {SDR} for frames in 0 to 1.")
+    return transfer
 
 
 def from_linear(light: torch.Tensor, curve: str, primaries: str = REC709) -> torch.Tensor:
@@ -87,4 +96,4 @@ class LogC3:
 def _curve(name: str) -> AcesCct | LogC3:
     if name not in CURVES:
         raise InputError(f"hdr curve '{name}' does not exist; choose {' or '.join(CURVES)}.")
-    return AcesCct() if name == "acescct" else LogC3()
+    return AcesCct() if name == "ACEScct" else LogC3()

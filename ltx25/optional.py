@@ -18,12 +18,20 @@ from .config.duration import DurationConfig, read_duration_config
 from .config.upscaler import UpscalerConfig, read_upscaler_config
 from .duration import DurationHead
 from .errors import FileError
-from .parts import Opened
+from .parts import VIDEO_VAE, Opened
 from .residency import Part, Piece
 from .upscaler import LatentUpscaler
-from .video import ENCODER_UNUSED, STATISTICS, STATISTICS_UNUSED, ChannelStatistics, Encoder
+from .video import (
+    DECODER_UNUSED,
+    ENCODER_UNUSED,
+    STATISTICS,
+    STATISTICS_UNUSED,
+    ChannelStatistics,
+    Encoder,
+    build_decoder,
+)
 
-VIDEO_ENCODER, AUDIO_ENCODER = "video encoder", "audio encoder"
+VIDEO_ENCODER, AUDIO_ENCODER, WIDE_VIDEO_DECODER = "video encoder", "audio encoder", "video VAE (float32)"
 
 
 class OptionalParts:
@@ -48,6 +56,18 @@ class OptionalParts:
             return config.encoder, [Piece("encoder", lambda: Encoder(config.encoder), header, config.prefix, self._compute, ENCODER_UNUSED, ())]
 
         return self._part(VIDEO_ENCODER, header.digest, open_it)[1]
+
+    def wide_video_decoder(self) -> Part:
+        """Piece "decoder" with float32 weights; the engine's own part where those are float32 anyway."""
+        opened = self._opened
+        if self._compute == torch.float32:
+            return opened.parts[VIDEO_VAE]
+        header, config = opened.headers["video_vae"], opened.video
+
+        def open_it() -> tuple[Any, list[Piece]]:
+            return config.decoder, [Piece("decoder", lambda: build_decoder(config.decoder), header, config.prefix, torch.float32, DECODER_UNUSED, ())]
+
+        return self._part(WIDE_VIDEO_DECODER, header.digest, open_it)[1]
 
     def audio_encoder(self) -> Part:
         """Piece "encoder", in float32 like the sound's way out. Raises FileError when the audio VAE file holds none."""

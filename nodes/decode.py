@@ -3,6 +3,7 @@
 from comfy_api.latest import io
 
 from ..ltx25.errors import InputError
+from ..ltx25.hdr import SDR, TRANSFERS
 from ..ltx25.plausible import doubts
 from ..ltx25.shapes import VideoLatentShape, clip_samples
 from .bridge import FRAME_RATE, audio_out, image_out, split
@@ -28,22 +29,30 @@ class DecodeVideoVAE(io.ComfyNode):
                     default="auto",
                     tooltip="auto: the frame is cut into tiles only where it does not fit into memory whole. off: never.",
                 ),
+                io.Combo.Input(
+                    "transfer",
+                    optional=True,
+                    options=list(TRANSFERS),
+                    default=SDR,
+                    tooltip="sdr: frames in 0 to 1 for a screen. ACEScct, LogC3: high dynamic range, for a clip made in that curve (an HDR LoRA "
+                    "says which): linear light that goes above 1, for EXR files. Decoded in float32, slower.",
+                ),
             ],
             outputs=[
-                io.Image.Output("images", tooltip="All frames of all clips, in order."),
+                io.Image.Output("images", tooltip="All frames of all clips, in order. With an HDR transfer: linear light, Rec.709."),
                 io.Float.Output("frame_rate", tooltip="The latent's frames per second (24 when it has none), for Create Video."),
             ],
         )
 
     @classmethod
-    def execute(cls, engine, latent, tiling="auto") -> io.NodeOutput:
+    def execute(cls, engine, latent, tiling="auto", transfer=SDR) -> io.NodeOutput:
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and Decode Video VAE needs video; connect it to Decode Audio VAE.")
         engine.engine.check_frames(VideoLatentShape(*parts.video.shape[1:]), len(parts.video))
         with node_run(engine.engine, bar="decode.video") as run:
             run.tell(doubts(parts.video))
-            frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch)
+            frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch, transfer)
         return io.NodeOutput(image_out(frames), float(parts.frame_rate or FRAME_RATE))
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from ..config.audio import CHANNELS, AudioConfig
 from ..errors import InputError
 from ..instrument import Watch
+from ..precision import full_precision
 from .decoder import MelDecoder
 from .layers import ChannelStatistics, Tick
-from .precision import full_precision
 from .replay import Replay
 from .vocoder import Vocoder
 

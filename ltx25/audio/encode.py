@@ -8,10 +8,10 @@ from torch import nn
 from ..config.audio import AudioConfig
 from ..errors import InputError
 from ..instrument import Watch
+from ..precision import full_precision
 from .encoder import MelEncoder
 from .layers import ChannelStatistics
 from .mel import log_mel, stereo
-from .precision import full_precision
 
 UNUSED = ("audio_vae.decoder.*", "vocoder.*")  # audio/decode.py has them
 MAX_RATE = 768000  # Hz

@@ -1,4 +1,4 @@
-"""`ltx25 render`: a prompt to an MP4 with sound, without a host. Flags are named like the inputs of the nodes."""
+"""`ltx25 render`: a prompt to an MP4 with sound, or to linear light in EXR files, without a host. Flags are named like the inputs of the nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
+from ..exr import check_folder, write_exr
 from ..guidance import Bins
+from ..hdr import SDR, TRANSFERS
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
 from ..latents import empty_latents
@@ -70,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "a few MB, written to a cache folder on first use.",
     )
     parser.add_argument("--prompt", required=True, metavar="TEXT")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4", help="with an HDR transfer: a new folder")
     models = parser.add_argument_group("model files (all four, or none for the tiny checkpoint)")
     for slot in SLOTS:
         models.add_argument(_flag(slot), type=Path, metavar="FILE")
@@ -83,6 +85,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     for name, choices in OPTIONS.items():
         engine.add_argument(_flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
     engine.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
+    engine.add_argument(
+        "--transfer",
+        choices=TRANSFERS,
+        default=SDR,
+        help=f"default {SDR}; the others, for a model with an HDR LoRA in its file, write linear light as EXR frames with the sound beside them",
+    )
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
     engine.add_argument("--runs", metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
     engine.add_argument("--profile", action="store_true", help="trace one step and say where its time goes")
@@ -91,7 +99,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    output = check_output(arguments.output)
+    output = (check_output if arguments.transfer == SDR else check_folder)(arguments.output)
     files, tiny = chosen_files(arguments)
     request = _request(arguments, tiny)
     device = chosen_device(arguments.device)
@@ -127,13 +135,14 @@ def _render(
     for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
         record.note("warning", text=notice)
         _tell(f"note: {notice}")
-    frames = engine.decode_video(clip.video, request.seed, how.tiling, watch)
+    frames = engine.decode_video(clip.video, request.seed, how.tiling, watch, how.transfer)
     sound = engine.decode_audio(clip.audio, clip_samples(request.frames, request.frame_rate), watch)
+    write = write_video if how.transfer == SDR else write_exr
     written = []
     for item, (pictures, wave) in enumerate(zip(frames.split(request.frames), sound, strict=True)):
         path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
         metadata = {"seed": str(request.seed + item), "record": str(record.path or "")}
-        written.append((write_video(path, pictures, wave, request.frame_rate, metadata, watch), request.seed + item))
+        written.append((write(path, pictures, wave, request.frame_rate, metadata, watch), request.seed + item))
     return written
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from ..device import is_out_of_memory
 from ..errors import InputError
+from ..hdr import SDR, check_transfer, to_linear
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape
 from .output import FrameOutput, Part
@@ -47,33 +49,43 @@ class VideoDecoder(Protocol):
 
 
 def decode_video(
-    decoder: VideoDecoder, latent: torch.Tensor, *, tiling: str, seed: int, watch: Watch, free: int | None
+    decoder: VideoDecoder, latent: torch.Tensor, *, tiling: str, seed: int, watch: Watch, free: int | None, transfer: str = SDR
 ) -> torch.Tensor:
     """Decode a normalised latent (B, C, t, h, w), on any device, to frames (B * F, H, W, 3) float32 on the CPU in 0..1.
 
-    tiling: "auto" or "off"; free: bytes the decoder may use on its device, None when not known. Item i of the batch
+    transfer: one of hdr.TRANSFERS. With a curve the decoded signal is taken for that curve's, and the frames are
+    scene-linear light of Rec.709 primaries from 0 up, not held below 1. tiling: "auto" or "off"; free: bytes the decoder may use on its device, None when not known. Item i of the batch
     draws its noise from seed + i. Out of memory: goes on with a smaller plan, says so, and gives up only at the smallest.
     The latent is not changed. Raises InputError for a latent of another shape or with NaN in it.
     """
     shape = _checked(decoder, latent, tiling)
+    light = None if check_transfer(transfer) == SDR else partial(to_linear, curve=transfer)
     device = next(decoder.parameters()).device
     pixels = shape.pixels(decoder.compression)
     items = latent.shape[0]
     out = torch.empty(items * pixels.frames, pixels.height, pixels.width, 3)
     plan = decoder.plan(shape, tiling, free)
-    with watch.phase("decode.video", total=items * plan.units, unit="chunk", plan=plan.text) as phase:
+    with watch.phase("decode.video", total=items * plan.units, unit="chunk", plan=plan.text, transfer=transfer) as phase:
         for item in range(items):
             target = out[item * pixels.frames : (item + 1) * pixels.frames]
             source = latent[item : item + 1].to(device)
-            while not _decode_item(decoder, source, plan, seed + item, target, phase):
+            while not _decode_item(decoder, source, plan, seed + item, target, phase, light):
                 plan = _retreat(decoder, shape, plan, device, phase, items - item)
     return out
 
 
-def _decode_item(decoder: VideoDecoder, latent: torch.Tensor, plan: Plan, seed: int, target: torch.Tensor, phase: Phase) -> bool:
+def _decode_item(
+    decoder: VideoDecoder,
+    latent: torch.Tensor,
+    plan: Plan,
+    seed: int,
+    target: torch.Tensor,
+    phase: Phase,
+    light: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> bool:
     """Decode one item into `target`; False when the device's memory ran out."""
     try:
-        output = FrameOutput(target, latent.device)
+        output = FrameOutput(target, latent.device, light)
         for part in decoder.parts(latent, plan, seed, phase):
             output.put(part)
         finite = output.finish()

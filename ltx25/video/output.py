@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,14 @@ class Part:
 class FrameOutput:
     """Fills `out` (F, H, W, 3) float32 on the CPU with the parts that a device finishes; every value is written once.
 
-    From CUDA they go through a few page-locked buffers on a stream of their own.
+    From CUDA they go through a few page-locked buffers on a stream of their own. light: what a frame (H, W, 3) in 0..1 on
+    the device is turned into before it leaves; None: nothing.
     """
 
-    def __init__(self, out: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, out: torch.Tensor, device: torch.device, light: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
         self._out = out
         self._device = device
+        self._light = light
         self._poison = torch.zeros((), device=device)  # NaN once a value was not finite
         self._flying: deque[tuple[torch.cuda.Event, torch.Tensor, torch.Tensor]] = deque()
         if device.type == "cuda":
@@ -40,9 +43,12 @@ class FrameOutput:
             self._free = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
 
     def put(self, part: Part) -> None:
-        """Take over a part; -1..1 becomes 0..1, values beyond are clamped."""
+        """Take over a part; -1..1 becomes 0..1, values beyond are clamped, and then what `light` makes of it."""
         self._poison += part.pixels.sum(dtype=torch.float32) * 0
         mapped = part.pixels.to(torch.float32, copy=True).mul_(0.5).add_(0.5).clamp_(0, 1).contiguous()
+        if self._light is not None:
+            for frame in mapped:  # one at a time: a curve takes several times the memory of what it bends
+                frame.copy_(self._light(frame))
         frames, height, width, _ = mapped.shape
         target = self._out[part.first : part.first + frames, part.top : part.top + height, part.left : part.left + width]
         if self._device.type != "cuda":

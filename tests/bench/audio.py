@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from comfyui_ltx25.ltx25.audio.decode import SoundDecoder, decode_audio
-from comfyui_ltx25.ltx25.audio.precision import full_precision
 from comfyui_ltx25.ltx25.audio.replay import Replay
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.audio import read_audio_config
 from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.precision import full_precision
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
 

@@ -5,7 +5,12 @@ import json
 from fractions import Fraction
 
 import av
+import numpy as np
 import pytest
+import torch
+from comfyui_ltx25.ltx25.hdr import CURVES, from_linear
+from comfyui_ltx25.tests.support.exr import read_exr
+from PIL import Image
 
 SAMPLE = 1 / 48000
 
@@ -59,6 +64,29 @@ def test_a6_audio_is_a_plain_dict_that_the_native_saver_takes(host, api, find):
     with av.open(io.BytesIO(host.fetch(file))) as container:
         assert container.streams.audio[0].rate == 48000
         assert sum(frame.samples for frame in container.decode(audio=0)) == round(17 / 24 * 48000)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_linear_light_reaches_the_native_exr_saver_unclipped_and_sdr_stays_what_it_was(host, api, find, inspect, curve):
+    """A prompt saved before `transfer` existed does not have it, and decodes to the same bits as sdr."""
+    prompt, latent = api("text_to_video_distilled_tiny"), {"class_type": "ProbeLatent", "inputs": {"video": "[1,128,3,2,3]"}}
+    engine = [find(prompt, "LoadLTX25Checkpoint"), 0]
+    small = {engine[0]: prompt[engine[0]], "latent": latent}
+    given = {"old": {}, "sdr": {"transfer": "sdr"}, "hdr": {"transfer": curve}}
+    for name, more in given.items():
+        small[name] = {"class_type": "DecodeVideoVAE", "inputs": {"engine": engine, "latent": ["latent", 0], "tiling": "auto", **more}}
+    seen = {name: inspect(small, name) for name in given}
+    fmt = {"format": "exr", "format.bit_depth": "32-bit float", "format.input_color_space": "linear"}
+    small["save"] = {"class_type": "SaveImageAdvanced", "inputs": {"images": ["hdr", 0], "filename_prefix": f"light/{curve}", **fmt}}
+    small["png"] = {"class_type": "SaveImage", "inputs": {"images": ["sdr", 0], "filename_prefix": f"light/{curve}"}}
+    run = host.run(small)
+    assert run.ok, run.error and run.error["exception_message"]
+    assert seen["old"](run)["digest"] == seen["sdr"](run)["digest"] and seen["sdr"](run)["max"] <= 1
+    light = torch.stack([read_exr(host.fetch(file)) for file in run.files("save")])
+    assert light.shape == (17, 64, 96, 3)
+    assert (float(light.min()), float(light.max())) == (seen["hdr"](run)["min"], seen["hdr"](run)["max"]) and light.max() > 2
+    picture = [np.asarray(Image.open(io.BytesIO(host.fetch(file)))) / 255 for file in run.files("png")]
+    assert np.abs(from_linear(light, curve).numpy() - np.stack(picture)).max() <= 0.01  # 8 bits; a matrix there and back
 
 
 def test_the_same_prompt_again_runs_nothing_and_a_new_seed_runs_the_sampler_and_below(host, api, find):

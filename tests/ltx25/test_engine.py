@@ -9,8 +9,10 @@ import torch
 from comfyui_ltx25.ltx25 import engine as module
 from comfyui_ltx25.ltx25 import fitting, residency
 from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.hdr import CURVES, SDR, to_linear
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.instrument.memory import host_now
+from comfyui_ltx25.ltx25.optional import OptionalParts
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, TEXT, TRANSFORMER, VIDEO_VAE
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.working import decoding_bytes, frames_bytes
@@ -220,6 +222,30 @@ def test_memory_that_runs_out_in_a_phase_of_one_way_ends_in_one_sentence(monkeyp
     with pytest.raises(torch.OutOfMemoryError, match=r"^audio VAE ran out of memory even with one clip's sound; .* can be had: close what else") as told:
         small.decode_audio(torch.zeros(1, 8, 9, 16), None, Watch())
     assert "\n" not in str(told.value) and not small.opened.parts[AUDIO_VAE].held
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_linear_light_is_decoded_by_float32_weights_wherever_it_runs(device):
+    small = engine()
+    part = OptionalParts(small.opened, torch.device(device)).wide_video_decoder()
+    assert [piece.dtype for piece in part.pieces] == [torch.float32]
+    assert (part is small.opened.parts[VIDEO_VAE]) == (device == "cpu")
+
+
+def test_a_picture_is_the_same_to_the_bit_before_and_after_linear_light():
+    """And the light is the curve of that picture: the two decodes differ in nothing else."""
+    small = engine()
+    latent = torch.randn(1, small.opened.dit.in_channels, 3, 2, 3, generator=torch.Generator().manual_seed(0))
+    picture = small.decode_video(latent, 0, "auto", Watch())
+    for curve in CURVES:
+        assert torch.equal(small.decode_video(latent, 0, "auto", Watch(), curve), to_linear(picture, curve))
+    assert torch.equal(small.decode_video(latent, 0, "auto", Watch(), SDR), picture)
+    assert picture.min() >= 0 and picture.max() <= 1
+
+
+def test_a_transfer_that_does_not_exist_is_refused_before_weights_are_read():
+    small = engine()
+    with pytest.raises(InputError, match="transfer 'pq' does not exist"):
+        small.decode_video(torch.zeros(1, small.opened.dit.in_channels, 1, 2, 2), 0, "auto", Watch(), "pq")
+    assert not any(part.held for part in small.parts)
 
 
 def test_m4_the_estimate_grows_with_the_clip_and_says_what_fits(monkeypatch):

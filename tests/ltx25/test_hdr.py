@@ -3,20 +3,20 @@
 import pytest
 import torch
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.hdr import AcesCct, LogC3, convert, from_linear, to_linear
+from comfyui_ltx25.ltx25.hdr import CURVES, AcesCct, LogC3, check_transfer, convert, from_linear, to_linear
 from comfyui_ltx25.tests.support.golden import Golden
 
 GOLDEN = Golden("upscale")
-CURVES = {"logc3": LogC3(), "acescct": AcesCct()}
+LAWS = {"LogC3": LogC3(), "ACEScct": AcesCct()}
 
 
 def test_every_official_case_is_tested():
     assert sorted(GOLDEN.names("hdr/")) == ["hdr/acescct", "hdr/logc3", "hdr/working_space"]
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", LAWS)
 def test_official_curves(name):
-    case, curve = f"hdr/{name}", CURVES[name]
+    case, curve = f"hdr/{name.lower()}", LAWS[name]
     GOLDEN.check(case, "compress", curve.encode(GOLDEN.input(case, "linear")))
     GOLDEN.check(case, "decompress", curve.decode(GOLDEN.input(case, "code")))
     GOLDEN.check(case, "compress_ldr", GOLDEN.input(case, "linear").clamp(0, 1))
@@ -26,12 +26,12 @@ def test_official_conversions():
     case = "hdr/working_space"
     linear, working = (GOLDEN.input(case, name).movedim(1, -1) for name in ("linear_rec709", "working"))
     made = {
-        "acescct": from_linear(linear, "acescct"),
-        "logc3": from_linear(linear, "logc3"),
-        "acescct_from_acescg": from_linear(linear, "acescct", "acescg"),
-        "linear_from_logc3": to_linear(working, "logc3"),
-        "linear_from_acescct": to_linear(working, "acescct"),
-        "acescg_from_acescct": to_linear(working, "acescct", "acescg"),
+        "acescct": from_linear(linear, "ACEScct"),
+        "logc3": from_linear(linear, "LogC3"),
+        "acescct_from_acescg": from_linear(linear, "ACEScct", "acescg"),
+        "linear_from_logc3": to_linear(working, "LogC3"),
+        "linear_from_acescct": to_linear(working, "ACEScct"),
+        "acescg_from_acescct": to_linear(working, "ACEScct", "acescg"),
         "rec2020_from_rec709": convert(linear, "rec709", "rec2020"),
     }
     assert set(made) == set(GOLDEN.index[case]["outputs"])
@@ -46,7 +46,9 @@ def test_there_and_back(curve):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match="acescct or logc3"):
+    with pytest.raises(InputError, match="ACEScct or LogC3"):
         to_linear(torch.zeros(3), "pq")
+    with pytest.raises(InputError, match="transfer 'acescct' does not exist; choose ACEScct, LogC3, or sdr"):
+        check_transfer("acescct")
     with pytest.raises(InputError, match="cannot be turned"):
         convert(torch.zeros(3), "rec2020", "rec709")

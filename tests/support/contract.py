@@ -74,7 +74,12 @@ NODES = {
         [("latent", "LATENT"), ("report", "STRING"), ("keyframes", "LATENT")],
     ),
     "DecodeVideoVAE": (
-        [("engine", "LTX25_ENGINE", NO_DEFAULT), ("latent", "LATENT", NO_DEFAULT), ("tiling", ("auto", "off"), "auto")],
+        [
+            ("engine", "LTX25_ENGINE", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("tiling", ("auto", "off"), "auto"),
+            ("transfer", ("sdr", "ACEScct", "LogC3"), "sdr"),
+        ],
         [("images", "IMAGE"), ("frame_rate", "FLOAT")],
     ),
     "PlanLTX25Render": (
@@ -194,6 +199,7 @@ OPTIONAL = {
     *(("LTX25Guider", name) for name in ("rule", "apg_eta", "apg_norm", "guidance_start", "guidance_end", "bins")),
     ("LTX25Sampler", "sigmas"),
     ("LTX25Sampler", "token_shift"),
+    ("DecodeVideoVAE", "transfer"),
     ("LTX25RunReport", "after"),
     ("EncodeVideoVAE", "audio"),
     ("LTX25KeyframeSlots", "keyframes"),

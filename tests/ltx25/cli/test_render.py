@@ -1,15 +1,19 @@
 import json
 import re
 import shutil
+import wave
 from dataclasses import replace
 
 import av
 import numpy as np
 import pytest
+import torch
 from comfyui_ltx25.ltx25.cli import main, parser, render
 from comfyui_ltx25.ltx25.engine import Files
+from comfyui_ltx25.ltx25.hdr import CURVES, from_linear
 from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request
 from comfyui_ltx25.ltx25.shapes import clip_samples
+from comfyui_ltx25.tests.support.exr import read_exr
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
 SMALL = ["--width", "64", "--height", "64", "--frames", "9", "--steps", "1"]
@@ -180,6 +184,26 @@ def test_one_frame_and_ntsc_rates_are_legal(here):
     assert len(frames_of(path)) == 1
     with av.open(str(rendered(here, *SMALL, "--frame-rate", "23.976"))) as container:
         assert str(container.streams.video[0].average_rate) == "24000/1001"
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_linear_light_is_a_folder_of_exr_frames_with_the_sound(here, curve):
+    plain = rendered(here, *SMALL)
+    out = rendered(here, *SMALL, "--transfer", curve, name=curve)
+    frames = [read_exr(path) for path in sorted(out.glob("frame_*.exr"))]
+    picture = torch.from_numpy(frames_of(plain)).float() / 255
+    # the MP4 is lossy and has 8 bits: the light bent back is the same picture within a few levels on average
+    back = from_linear(torch.stack(frames), curve)
+    assert len(frames) == 9 and frames[0].shape == (64, 64, 3)
+    assert (back - picture).abs().mean() < 0.05 < (torch.stack(frames) - picture).abs().mean()
+    facts = json.loads((out / "clip.json").read_text())
+    assert (facts["frame_rate"], facts["frames"], facts["seed"]) == (24.0, 9, "0")
+    with wave.open(str(out / "sound.wav")) as sound:
+        assert sound.getnframes() == clip_samples(9, 24)
+
+
+def test_linear_light_does_not_go_into_an_mp4(here, capsys):
+    assert "a folder of EXR frames; use" in refused(here, capsys, "--transfer", "LogC3")
 
 
 def test_distilled_recipe_runs_one_forward_per_step(here, capsys):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.config.video_layout import ConvDecoderConfig, Resample, ResStack
 from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.hdr import CURVES
 from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.video import ConvDecoder, decode_video
 from comfyui_ltx25.tests.support.memory import peak_bytes_held
@@ -147,6 +148,30 @@ def test_a_latent_of_another_shape_is_refused_with_both_shapes(shape):
 def test_an_unknown_tiling_is_refused():
     with pytest.raises(InputError, match="tiling is 'on', wanted 'auto' or 'off'"):
         decode(made(), latent(), tiling="on")
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_linear_light_is_the_curve_of_the_signal_by_its_published_formula(curve):
+    """Written out in float64 from AMPAS S-2016-001 and ARRI's LogC3 for EI 800, on the frames of a plain decode."""
+    decoder, z = made(), 3 * latent(t=5)
+    signal = decode(decoder, z).double()
+    assert (signal == 0).any() and (signal == 1).any()
+    if curve == "ACEScct":
+        light = torch.where(signal > 0.155251141552511, 2 ** (17.52 * signal - 9.72), (signal - 0.0729055341958355) / 10.5402377416545)
+        to_709 = [[1.70505, -0.62179, -0.08326], [-0.13026, 1.1408, -0.01055], [-0.024, -0.12897, 1.15297]]
+        light = light @ torch.tensor(to_709, dtype=torch.float64).T
+    else:
+        log = (10 ** ((signal - 0.385537) / 0.247190) - 0.052272) / 5.555556
+        light = torch.where(signal >= 5.367655 * 0.010591 + 0.092809, log, (signal - 0.092809) / 5.367655)
+    got = decode(decoder, z, transfer=curve)
+    assert got.dtype == torch.float32 and got.is_contiguous() and got.shape == signal.shape
+    torch.testing.assert_close(got.double(), light.clamp(min=0), rtol=1e-4, atol=1e-5)
+    assert got.min() >= 0 and got.max() > 50
+
+
+def test_a_transfer_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="transfer 'hlg' does not exist"):
+        decode(made(), latent(), transfer="hlg")
 
 
 def test_m7_a_queue_of_decodes_holds_no_more_memory_than_one():
