@@ -80,10 +80,10 @@ def check_folder(path: str | Path) -> Path:
         raise InputError("the installed PyAV has no EXR encoder; install the one from PyPI with 'pip install --force-reinstall av'.")
     if path.suffix.lower() in (".mp4", ".exr"):
         raise InputError(f"{path} is the name of a file, and linear light is written as a folder of EXR frames; use {path.with_suffix('')}.")
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{path} exists already; choose the name of a new folder.")
     trial = _unfinished(path)
     try:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise InputError(f"{path} exists already; choose the name of a new folder.")
         path.parent.mkdir(parents=True, exist_ok=True)
         trial.mkdir(exist_ok=True)
         trial.rmdir()
