@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from ..device import is_out_of_memory
 from ..errors import LTX25Error
 from ..switches import check_switches
-from . import plan, render, runs, tiny
+from . import decode, plan, render, runs, tiny
 
-COMMANDS = (render, plan, runs, tiny)
+COMMANDS = (render, decode, plan, runs, tiny)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
@@ -12,19 +11,19 @@ import torch
 
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
-from ..exr import check_folder, write_exr
 from ..guidance import Bins
 from ..hdr import SDR, TRANSFERS
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
+from ..kept import Kept
 from ..latents import empty_latents
-from ..mux import check_output, write_video
 from ..prompt_cache import cache_folder
 from ..request import Request, parse_sigmas
 from ..sampler import SAMPLERS
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
+from .finish import checked_output, finish, keeping, tell
 from .runs import DEFAULT_RUNS, runs_folder
 
 SLOTS = tuple(field.name for field in fields(Files))
@@ -99,7 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    output = (check_output if arguments.transfer == SDR else check_folder)(arguments.output)
+    output = checked_output(arguments.output, arguments.transfer)
     files, tiny = chosen_files(arguments)
     request = _request(arguments, tiny)
     device = chosen_device(arguments.device)
@@ -111,15 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
     engine.forecast = forecaster(folder, device)
     record = RunRecord(folder, _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
     with record:
-        watch = Watch([record] if arguments.quiet else [TextSink(_tell), record], DeviceMeter(device))
+        watch = Watch([record] if arguments.quiet else [TextSink(tell), record], DeviceMeter(device))
         try:
-            clips = _render(engine, request, job, arguments, output, record, watch)
+            lines = _render(engine, request, job, arguments, output, record, watch)
         finally:
             watch.finish()
     if not arguments.quiet:
-        _tell(record.table())
-    for path, seed in clips:
-        print(f"{path}: {request.frames} frames of {request.width} x {request.height} px at {request.frame_rate:g} frames/s, seed {seed}")
+        tell(record.table())
+    print("\n".join(lines))
     if record.path is not None:
         print(f"record: {record.path}")
     return 0
@@ -127,23 +125,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _render(
     engine: Engine, request: Request, job: SampleJob, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
-) -> list[tuple[Path, int]]:
-    """Encode, sample, decode and write; returns the files with their seeds."""
+) -> list[str]:
+    """Encode, sample, decode and write; returns a line about each file."""
     positive = engine.encode(request.prompt, watch)
     negative = None if request.negative is None else engine.encode(request.negative, watch)
     clip = engine.sample(replace(job, positive=positive, negative=negative), watch, how.profile)
     for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
         record.note("warning", text=notice)
-        _tell(f"note: {notice}")
-    frames = engine.decode_video(clip.video, request.seed, how.tiling, watch, how.transfer)
-    sound = engine.decode_audio(clip.audio, clip_samples(request.frames, request.frame_rate), watch)
-    write = write_video if how.transfer == SDR else write_exr
-    written = []
-    for item, (pictures, wave) in enumerate(zip(frames.split(request.frames), sound, strict=True)):
-        path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
-        metadata = {"seed": str(request.seed + item), "record": str(record.path or "")}
-        written.append((write(path, pictures, wave, request.frame_rate, metadata, watch), request.seed + item))
-    return written
+        tell(f"note: {notice}")
+    kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, chosen_files(how)[0], how.transfer)
+    with keeping(kept, output):
+        return finish(engine, kept, how.tiling, output, record, watch)
 
 
 def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
@@ -221,10 +213,6 @@ def chosen_device(name: str) -> torch.device:
         reason = str(error).split("\n", 1)[0].rstrip(".")
         raise InputError(f"device '{name}' cannot be used ({reason}); use auto or cpu.") from None
     return device
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _flag(name: str) -> str:

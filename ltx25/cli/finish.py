@@ -1,0 +1,66 @@
+"""From a finished latent to files, so that the latent outlives whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..device import is_out_of_memory
+from ..engine import Engine
+from ..errors import LTX25Error
+from ..exr import check_folder, write_exr
+from ..hdr import SDR
+from ..instrument import RunRecord, Watch
+from ..kept import Kept
+from ..mux import check_output, write_video
+from ..shapes import clip_samples
+
+
+def tell(text: str) -> None:
+    """Show a line beside what the command prints."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def checked_output(path: Path, transfer: str) -> Path:
+    """The path, or InputError where no clip decoded by `transfer` can be written there."""
+    return check_output(path) if transfer == SDR else check_folder(path)
+
+
+@contextlib.contextmanager
+def keeping(kept: Kept, output: Path) -> Iterator[None]:
+    """The latent lies in a file until the block is done: a process that is killed says nothing. Every error says where."""
+    path = kept.save(output)
+    if path is None:
+        tell("note: the latent cannot be kept beside the output (no room, or no right to write); it is lost where decoding fails")
+    try:
+        yield
+    except BaseException as error:
+        if path is None:
+            raise
+        where = f"the finished latent is kept, 'ltx25 decode {path} -o {output}' goes on from there"
+        if isinstance(error, LTX25Error):
+            raise type(error)(f"{str(error).rstrip('.')}; {where}.") from error
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise torch.OutOfMemoryError(f"{str(error).splitlines()[0].rstrip('.')}; {where}.") from error
+        tell(f"note: {where}")
+        raise
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRecord, watch: Watch) -> list[str]:
+    """Decode every clip and write it; returns a line about each file."""
+    clip = engine.video_shape(kept.video)
+    frames = engine.decode_video(kept.video, kept.seed, tiling, watch, kept.transfer)
+    sound = engine.decode_audio(kept.audio, clip_samples(clip.frames, kept.frame_rate), watch)
+    write, lines = write_video if kept.transfer == SDR else write_exr, []
+    for item, (pictures, wave) in enumerate(zip(frames.split(clip.frames), sound, strict=True)):
+        path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
+        seed = kept.seed + item
+        write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": str(record.path or "")}, watch)
+        lines.append(f"{path}: {clip.frames} frames of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")
+    return lines

@@ -1,0 +1,70 @@
+"""A finished latent as a file of its own: what a denoise made outlives a decode that fails, and can be decoded again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .checkpoint import read_header, read_tensors, write_file
+from .engine import Files
+from .errors import FileError, InputError
+from .hdr import check_transfer
+from .shapes import check_frame_rate
+
+SUFFIX = ".latent.safetensors"
+FORMAT = "ltx25 latent 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """video (B, C, t, h, w) and audio (B, c, n, bins), float32 CPU; frame_rate in frames/s; item i was made with seed + i.
+
+    files: the model it was made with, by path. transfer: how its frames are to be decoded (hdr.TRANSFERS).
+    """
+
+    video: torch.Tensor
+    audio: torch.Tensor
+    frame_rate: float
+    seed: int
+    files: Files
+    transfer: str
+
+    def save(self, output: Path) -> Path | None:
+        """Write it beside `output`, or where that has no room into the folder for temporary files; None: nowhere.
+
+        The file is whole or not there.
+        """
+        metadata = {
+            "format": FORMAT,
+            "frame_rate": str(self.frame_rate),
+            "seed": str(self.seed),
+            "transfer": self.transfer,
+            "files": json.dumps({slot: str(Path(path).absolute()) for slot, path in vars(self.files).items()}),
+        }
+        for folder in (output.parent, Path(tempfile.gettempdir())):
+            path = folder / f"{output.stem}{SUFFIX}"
+            try:
+                write_file(path, {"video": self.video.contiguous(), "audio": self.audio.contiguous()}, metadata)
+            except OSError:
+                continue
+            return path
+        return None
+
+    @staticmethod
+    def read(path: Path) -> Kept:
+        """Raises FileError for a file that is missing, damaged or something else."""
+        header = read_header(path)
+        metadata = header.metadata
+        if metadata.get("format") != FORMAT or {name: len(info.shape) for name, info in header.tensors.items()} != {"video": 5, "audio": 4}:
+            raise FileError(f"{path} is no latent that 'ltx25 render' kept; wanted a file that ends in {SUFFIX}.")
+        tensors = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in header.tensors.items()}
+        read_tensors(header, tensors, lambda read: None)
+        try:
+            files = Files(**{slot: Path(name) for slot, name in json.loads(metadata["files"]).items()})
+            return Kept(tensors["video"], tensors["audio"], check_frame_rate(float(metadata["frame_rate"])), int(metadata["seed"]), files, check_transfer(metadata["transfer"]))
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise FileError(f"{path} is damaged ({error}); its clip has to be sampled again.") from None
