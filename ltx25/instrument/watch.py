@@ -10,7 +10,7 @@ cancel; `within` reports progress inside a unit without counting; `moved` counts
 nest. When nothing was told for 0.9 s, a thread of the watch tells every sink that the open phase still runs (`beat`).
 Sinks (terminal, host, run record) decide what to show.
 Phase names: load.read, load.stage, text.tokenize, text.tower, text.project, text.connect, text.duration,
-encode.video, encode.audio, sample, upscale, decode.video, decode.audio, mux.
+encode.video, encode.audio, sample, upscale, refine, decode.video, decode.audio, mux.
 """
 
 from __future__ import annotations
