@@ -5,6 +5,7 @@ from comfy_api.latest import ComfyExtension
 from .audio_condition import LTX25AudioCondition, LTX25Extend, LTX25Retake
 from .condition import LTX25ImageCondition, LTX25KeyframeSlots, LTX25VideoCondition
 from .decode import DecodeAudioVAE, DecodeVideoVAE
+from .dfr import LTX25LatentReference, LTX25TemporalRounds
 from .duration import LTX25PredictDuration
 from .encode import EncodeAudioVAE, EncodeVideoVAE
 from .enhance import LTX25EnhancePrompt
@@ -42,4 +43,6 @@ class LTX25Extension(ComfyExtension):
             LTX25PredictDuration,
             LTX25EnhancePrompt,
             LTX25LoRA,
+            LTX25LatentReference,
+            LTX25TemporalRounds,
         ]

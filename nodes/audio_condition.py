@@ -112,6 +112,8 @@ class LTX25Extend(io.ComfyNode):
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and a clip with video is wanted; use Encode Video VAE or LTX-2.5 Sampler.")
+        if parts.clip_frames is not None:
+            raise InputError("The clip is padded for keyframes in segments, and what is added would follow the padding; connect it to LTX-2.5 Temporal Rounds first.")
         longer = extend(parts.video, parts.audio, parts.video_mask, parts.audio_mask, frames, parts.frame_rate or FRAME_RATE, engine.engine.compression)
         out: dict[str, Any] = with_conditions(latent, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else []))
         out.update(samples=join(longer.video, longer.audio), noise_mask=join(longer.video_mask, longer.audio_mask))

@@ -60,6 +60,11 @@ class Latents:
     frame_rate: float | None
     seed: int
     conditions: tuple
+    clip_frames: int | None  # how many of the video's pixel frames were asked for, where it was padded; None: all
+
+    def frames(self, whole: int) -> int:
+        """Of a video of `whole` pixel frames, those asked for."""
+        return whole if self.clip_frames is None else min(self.clip_frames, whole)
 
 
 def split(latent: dict[str, Any]) -> Latents:
@@ -74,7 +79,22 @@ def split(latent: dict[str, Any]) -> Latents:
         frame_rate=latent.get("frame_rate"),
         seed=latent.get("seed", 0),
         conditions=tuple(latent.get("conditions", ())),
+        clip_frames=latent.get("clip_frames"),
     )
+
+
+def keyframes_out(latent: torch.Tensor, frames: tuple[int, ...], frame_rate: float, seed: int) -> dict[str, Any]:
+    """Keyframes (B, C, count, h, w) as LATENT: clips of one frame, what the VAE knows them as, and where they stand."""
+    return {"samples": latent.movedim(2, 1).flatten(0, 1).unsqueeze(2).contiguous(), "keyframes": frames, "frame_rate": frame_rate, "seed": seed}
+
+
+def keyframes_in(latent: dict[str, Any], batch: int, count: int) -> torch.Tensor:
+    """Keyframes of `keyframes_out` side by side: (B, C, count, h, w). Raises InputError for another number of them."""
+    video = streams(latent["samples"])[0]
+    if video is None or video.shape[2] != 1 or len(video) != batch * count:
+        got = "no video" if video is None else f"{len(video)} clips of {video.shape[2]} latent frame(s)"
+        raise InputError(f"the keyframes are {got}, wanted {batch * count} of one: {count} for each of {batch} clip(s).")
+    return video[:, :, 0].unflatten(0, (batch, count)).movedim(1, 2)
 
 
 def with_conditions(latent: dict[str, Any], *items: Any) -> dict[str, Any]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from comfy_api.latest import io
 
 from ..ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, KeyframeSlots, Reference, pixel_frame
+from ..ltx25.dfr import Canvas
 from ..ltx25.engine import Engine
 from ..ltx25.errors import InputError
+from ..ltx25.extend import extend
 from ..ltx25.image import CRF, WORST_CRF, every_other, prepare_images
 from ..ltx25.moments import parse_frames
-from ..ltx25.shapes import VideoShape, evenly_spaced_frames
-from .bridge import Latents, join, split, with_conditions
+from ..ltx25.shapes import Compression, VideoShape, evenly_spaced_frames
+from .bridge import FRAME_RATE, Latents, join, keyframes_in, split, with_conditions
 from .load import EngineType
 from .run import node_run
 
 MODES = ("guide", "reference", "keep")
+GRIDS = ("even", "segments")
 
 
 class LTX25ImageCondition(io.ComfyNode):
@@ -56,13 +59,14 @@ class LTX25ImageCondition(io.ComfyNode):
     @classmethod
     def execute(cls, engine, latent, image, frame=0, strength=1.0, crf=CRF) -> io.NodeOutput:
         clip = Clip.of(engine.engine, latent)
-        pixel_frame(frame, clip.size.frames)
+        at = pixel_frame(frame, clip.size.frames)
         if len(image) not in (1, clip.batch):
             raise InputError(f"{len(image)} pictures were given for {clip.batch} clip(s), wanted one, or one for each; use LTX-2.5 Video Condition for the frames of a video.")
         pictures = prepare_images(image, clip.size.height, clip.size.width, crf)
         with node_run(engine.engine, bar="encode.video") as run:
             encoded = torch.cat([engine.engine.encode_video(picture, run.watch) for picture in pictures.split(1)])
-        return io.NodeOutput(with_conditions(latent, Image(encoded, frame, strength)))
+        padded = clip.parts.clip_frames is not None  # counted from the end now: of a padded clip that is another frame later
+        return io.NodeOutput(with_conditions(latent, Image(encoded, at if padded else frame, strength)))
 
 
 class LTX25VideoCondition(io.ComfyNode):
@@ -134,41 +138,76 @@ class LTX25KeyframeSlots(io.ComfyNode):
                 io.Int.Input("count", default=3, min=0, max=64, tooltip="How many, evenly spread between the ends of the clip. Not read when frames are named."),
                 io.String.Input("frames", default="", tooltip="The frames to make, from 0, with commas: 24, 48. Empty: `count` evenly spread ones."),
                 io.Latent.Input("keyframes", optional=True, tooltip="What they start from: the keyframes of a smaller render, upscaled."),
+                io.Combo.Input(
+                    "grid",
+                    optional=True,
+                    options=list(GRIDS),
+                    default="even",
+                    tooltip="even: as count or frames say. segments: one at the end of every 24 or 32 frames, for diffusion fidelity rendering; a clip "
+                    "that is no whole number of them is made longer and cut back when it is decoded. count and frames are not read.",
+                ),
             ],
             outputs=[io.Latent.Output("latent", tooltip="The clip with the slots noted, for LTX-2.5 Sampler.")],
         )
 
     @classmethod
-    def execute(cls, engine, latent, count=3, frames="", keyframes=None) -> io.NodeOutput:
+    def execute(cls, engine, latent, count=3, frames="", keyframes=None, grid="even") -> io.NodeOutput:
         clip = Clip.of(engine.engine, latent)
+        if grid == "segments":
+            canvas = Canvas.of(clip.whole)
+            latent, at = _padded(latent, clip, canvas.frames, engine.engine.compression), canvas.keyframes
+            return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at)))))
         at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
         if not at:
             return io.NodeOutput(latent)
         for frame in at:
             pixel_frame(frame, clip.size.frames)
-        initial = None if keyframes is None else _in_time(_video(split(keyframes)), clip.batch, len(at))
+        initial = None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at))
         return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, initial)))
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The video of a LATENT that conditions are fitted to: its size in pixels, its batch."""
+    """The video of a LATENT that conditions are fitted to: its size in pixels, its batch.
+
+    whole: its frames with the padding that `size` leaves out.
+    """
 
     parts: Latents
     size: VideoShape
+    whole: int
     batch: int
 
     @staticmethod
     def of(engine: Engine, latent: dict[str, Any]) -> Clip:
         parts = split(latent)
         video = _video(parts)
-        return Clip(parts, engine.video_shape(video), len(video))
+        shape = engine.video_shape(video)
+        return Clip(parts, replace(shape, frames=parts.frames(shape.frames)), shape.frames, len(video))
 
 
 def _video(parts: Latents) -> torch.Tensor:
     if parts.video is None:
         raise InputError("The latent holds audio only, and a picture needs a video to stand in; use Empty LTX-2.5 Latent.")
     return parts.video
+
+
+def _padded(latent: dict[str, Any], clip: Clip, frames: int, compression: Compression) -> dict[str, Any]:
+    """The clip with room for `frames`, all of it to be made; how many were asked for is noted."""
+    parts = clip.parts
+    if frames == clip.whole:
+        return latent
+    video_mask, audio_mask = (_mask(grid, mask) for grid, mask in ((parts.video, parts.video_mask), (parts.audio, parts.audio_mask)))
+    longer = extend(parts.video, parts.audio, video_mask, audio_mask, frames - clip.whole, parts.frame_rate or FRAME_RATE, compression)
+    told = tuple(replace(item, frame=pixel_frame(item.frame, clip.size.frames)) if isinstance(item, Image) else item for item in parts.conditions)
+    out = {**latent, "samples": join(longer.video, longer.audio), "clip_frames": clip.size.frames, "conditions": told}
+    if "noise_mask" in latent:
+        out["noise_mask"] = join(longer.video_mask, longer.audio_mask)
+    return out
+
+
+def _mask(grid: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
+    return torch.ones(1, 1, *grid.shape[2:]) if grid is not None and mask is None else mask
 
 
 class _Encoder:
@@ -206,12 +245,5 @@ def _smaller(size: VideoShape, factor: int, side: int) -> VideoShape:
             f"use a clip whose sides are multiples of {factor * side}."
         )
     return VideoShape(size.frames, size.height // factor, size.width // factor)
-
-
-def _in_time(keyframes: torch.Tensor, batch: int, count: int) -> torch.Tensor:
-    """Keyframes as the sampler gives them, (B * count, C, 1, h, w), side by side: (B, C, count, h, w)."""
-    if keyframes.shape[2] != 1 or len(keyframes) != batch * count:
-        raise InputError(f"the keyframes are {len(keyframes)} clips of {keyframes.shape[2]} latent frame(s), wanted {batch * count} of one: {count} for each of {batch} clip(s).")
-    return keyframes[:, :, 0].unflatten(0, (batch, count)).movedim(1, 2)
 
 

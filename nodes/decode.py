@@ -52,7 +52,8 @@ class DecodeVideoVAE(io.ComfyNode):
         engine.engine.check_frames(VideoLatentShape(*parts.video.shape[1:]), len(parts.video))
         with node_run(engine.engine, bar="decode.video") as run:
             run.tell(doubts(parts.video))
-            frames = engine.engine.decode_video(parts.video, parts.seed, tiling, run.watch, transfer)
+            video = parts.video[:, :, : engine.engine.compression.latent_frames(parts.frames(engine.engine.video_shape(parts.video).frames))]
+            frames = engine.engine.decode_video(video, parts.seed, tiling, run.watch, transfer)
         return io.NodeOutput(image_out(frames), float(parts.frame_rate or FRAME_RATE))
 
 
@@ -79,7 +80,7 @@ class DecodeAudioVAE(io.ComfyNode):
             raise InputError("The latent holds video only, and Decode Audio VAE needs audio; connect it to Decode Video VAE.")
         samples = None
         if parts.video is not None and parts.frame_rate:
-            samples = clip_samples(engine.engine.video_shape(parts.video).frames, parts.frame_rate)
+            samples = clip_samples(parts.frames(engine.engine.video_shape(parts.video).frames), parts.frame_rate)
         with node_run(engine.engine, bar="decode.audio") as run:
             waveform = engine.engine.decode_audio(parts.audio, samples, run.watch)
         return io.NodeOutput(audio_out(waveform))

@@ -8,6 +8,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..ltx25.engine import SampleJob
+from ..ltx25.errors import InputError
 from ..ltx25.guidance import Bins, Guidance, TextRule, parse_stg_blocks
 from ..ltx25.guidance_text import by_sigma
 from ..ltx25.instrument import Watch
@@ -73,6 +74,16 @@ class EngineGuider:
             sampled = self.handle.engine.sample(self.job(parts, 0.0, seed or 0, levels, None, native, 0.0, run.watch), run.watch)
             run.tell(sampled.notices)
         return join(sampled.video, sampled.audio)
+
+
+def own_guider(guider: Any) -> EngineGuider:
+    """Return it; raises InputError for the guider of another model."""
+    if not isinstance(guider, EngineGuider):
+        raise InputError(
+            f"The guider is {type(guider).__name__}, which belongs to another model; connect LTX-2.5 Guider here, or use "
+            "SamplerCustomAdvanced with this one."
+        )
+    return guider
 
 
 class LTX25Guider(io.ComfyNode):

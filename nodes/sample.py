@@ -8,12 +8,12 @@ from typing import Any
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
+from ..ltx25.conditions import KeyframeSlots
 from ..ltx25.engine import Engine, Sampled, SampleJob
-from ..ltx25.errors import InputError
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
-from .bridge import join, split
-from .guider import EngineGuider
+from .bridge import Latents, join, keyframes_out, split
+from .guider import own_guider
 from .run import NodeRun, node_run
 
 # Keys of the latent that the sampler has used up, or that describe an empty latent only.
@@ -115,13 +115,7 @@ class LTX25Sampler(io.ComfyNode):
         profile=False,
         token_shift=False,
     ) -> io.NodeOutput:
-        if not isinstance(guider, EngineGuider):
-            raise InputError(
-                f"The guider is {type(guider).__name__}, which belongs to another model; connect LTX-2.5 Guider here, or use "
-                "SamplerCustomAdvanced with this one."
-            )
-        parts = split(latent)
-        engine = guider.handle.engine
+        engine, parts = own_guider(guider).handle.engine, split(latent)
         if sigmas is not None:
             schedule, levels = None, tuple(float(sigma) for sigma in sigmas)
         else:
@@ -133,15 +127,14 @@ class LTX25Sampler(io.ComfyNode):
             run.tell(sampled.notices)
         out = {key: value for key, value in latent.items() if key not in CONSUMED}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
-        return io.NodeOutput(out, _report(sampled, run), _keyframes(sampled, out))
+        return io.NodeOutput(out, report(sampled, run), _keyframes(sampled, parts, out))
 
 
-def _keyframes(sampled: Sampled, clip: dict[str, Any]) -> Any:
-    """(B, C, count, h, w) as a batch of one-frame clips: what the VAE knows them as."""
+def _keyframes(sampled: Sampled, parts: Latents, clip: dict[str, Any]) -> Any:
     if sampled.keyframes is None:
         return ExecutionBlocker("There are no keyframes: none were asked for with LTX-2.5 Keyframe Slots.")
-    frames = sampled.keyframes.movedim(2, 1).flatten(0, 1).unsqueeze(2).contiguous()
-    return {"samples": frames, "frame_rate": clip["frame_rate"], "seed": clip["seed"]}
+    (slots,) = [item for item in parts.conditions if isinstance(item, KeyframeSlots)]
+    return keyframes_out(sampled.keyframes, slots.frames, clip["frame_rate"], clip["seed"])
 
 
 def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:
@@ -160,7 +153,8 @@ def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:
     }
 
 
-def _report(sampled: Sampled, run: NodeRun) -> str:
+def report(sampled: Sampled, run: NodeRun) -> str:
+    """The phase table of a node that sampled, the forwards that ran, and what was noticed."""
     legs = Counter("+".join(group) for group in sampled.legs)
     ran = ", ".join(f"{count} x {group}" for group, count in legs.items())
     return "\n".join(

@@ -1,11 +1,15 @@
 """LTX25LatentUpscale: a latent of one size to a larger one, for a second sampling."""
 
+from typing import Any
+
 import folder_paths
+import torch
 from comfy_api.latest import io
 
+from ..ltx25.config.upscaler import UpscalerConfig
 from ..ltx25.errors import InputError, LTX25Error
 from ..ltx25.optional import open_upscaler
-from .bridge import FRAME_RATE, join, model_path, split
+from .bridge import FRAME_RATE, join, keyframes_in, keyframes_out, model_path, split
 from .load import EngineType
 from .registry import stamp
 from .run import node_run
@@ -43,23 +47,27 @@ class LTX25LatentUpscale(io.ComfyNode):
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and LTX-2.5 Latent Upscale enlarges video; connect a latent with video.")
-        before = parts.video.shape[2]
+        keyframes = latent.get("keyframes", ())
+        if keyframes and opened_model(upscale_model).time != 1:
+            raise InputError(f"{upscale_model} doubles frames, and keyframes are single pictures; choose the spatial upscaler.")
+        source = _together(latent, parts.video) if keyframes else parts.video
         with node_run(engine.engine, bar="upscale") as run:
-            video = engine.engine.upscale(parts.video, model_path(FOLDER, upscale_model), run.watch)
+            video = engine.engine.upscale(source, model_path(FOLDER, upscale_model), run.watch)
+        if keyframes:
+            return io.NodeOutput(keyframes_out(video, keyframes, parts.frame_rate or FRAME_RATE, parts.seed))
         out = {key: value for key, value in latent.items() if key not in DROPPED}
         out["samples"] = join(video, parts.audio)
-        if video.shape[2] != before:
+        if video.shape[2] != parts.video.shape[2]:
             out["frame_rate"] = 2 * (parts.frame_rate or FRAME_RATE)  # twice the frames in the same time
+            if parts.clip_frames is not None:
+                out["clip_frames"] = 2 * parts.clip_frames - 1
         return io.NodeOutput(out)
 
     @classmethod
     def validate_inputs(cls, upscale_model) -> bool | str:
         """Runs before the first node of the prompt: a wrong file is not found out after stage 1."""
-        path = folder_paths.get_full_path(FOLDER, upscale_model)
-        if path is None:
-            return f"{upscale_model} is not in models/{FOLDER}; download it from huggingface.co/Lightricks/LTX-2.5."
         try:
-            open_upscaler(path)
+            opened_model(upscale_model)
         except LTX25Error as error:
             return str(error)
         return True
@@ -69,3 +77,17 @@ class LTX25LatentUpscale(io.ComfyNode):
         """A file that changed on disk makes this node run again."""
         path = folder_paths.get_full_path(FOLDER, upscale_model) if upscale_model else None
         return stamp(path) if path else None
+
+
+def _together(keyframes: dict[str, Any], samples: torch.Tensor) -> torch.Tensor:
+    """Keyframes of each clip as one clip (B, C, count, h, w): enlarged together, as the official pipeline does."""
+    count = len(keyframes["keyframes"])
+    return keyframes_in(keyframes, len(samples) // count, count)
+
+
+def opened_model(upscale_model: str) -> UpscalerConfig:
+    """What the header of a file in the folder says. Raises LTX25Error for one that is not there or no upscaler."""
+    path = folder_paths.get_full_path(FOLDER, upscale_model)
+    if path is None:
+        raise InputError(f"{upscale_model} is not in models/{FOLDER}; download it from huggingface.co/Lightricks/LTX-2.5.")
+    return open_upscaler(path)[1]

@@ -16,8 +16,10 @@ CORE = {
 }
 NAMES = {
     *("text_to_video", "text_to_video_distilled", "image_to_video", "first_last_frame", "keyframes", "reference_video"),
-    *("audio_to_video", "text_to_audio", "video_to_audio", "two_stage_distilled", "two_stage_guided", "two_stage_hq"),
+    *("audio_to_video", "text_to_audio", "video_to_audio", "two_stage_distilled", "two_stage_guided", "two_stage_hq", "dfr"),
 }
+HUB = "https://huggingface.co/Lightricks"
+DETAIL = "ltx-2.5-22b-ic-lora-pixel-spatial-upscaler-x2-1.0.safetensors"
 SOUND_ALONE, OWN_SOUND, OWN_VIDEO = {"text_to_audio"}, {"audio_to_video"}, {"video_to_audio"}
 
 
@@ -72,13 +74,14 @@ def test_ui_workflow_offers_the_pack_and_every_file_it_needs(path):
     for node, kind in nodes_of(path, "ui"):
         if kind in NODES:
             assert node["properties"]["cnr_id"] == "ltx25-engine" and node["properties"]["ver"], kind
-        if kind in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA"):
+        if kind in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA", "LTX25TemporalRounds"):
             chosen = dict(zip(WIDGETS[kind], node.get("widgets_values", []), strict=True))
+            elsewhere = {DETAIL: f"{HUB}/LTX-2.5-22b-IC-LoRA-Pixel-Spatial-Upscaler/resolve/main/{DETAIL}"}
             offered = {model["name"]: model for model in node["properties"]["models"]}
             for name, folder in [(name, folder) for name, folder, _ in NODES[kind][0] if isinstance(folder, str) and folder in FOLDERS]:
                 model = offered.pop(chosen[name])
                 assert model["directory"] == folder
-                assert model["url"] == f"https://huggingface.co/Lightricks/LTX-2.5/resolve/main/{folder}/{chosen[name]}"
+                assert model["url"] == elsewhere.get(chosen[name], f"{HUB}/LTX-2.5/resolve/main/{folder}/{chosen[name]}")
             assert not offered
 
 
@@ -126,6 +129,36 @@ def test_guided_stages_share_one_transformer_and_differ_in_their_lora(name, stre
             assert engine["inputs"]["lora_name"] == "ltx-2.5-22b-distilled-lora-450-bf16.safetensors"
             engine = prompt[engine["inputs"]["engine"][0]]
         assert engine["class_type"] == "LoadLTX25Checkpoint" and engine["inputs"]["transformer"] == "ltx-2.5-22b-dev-transformer-bf16.safetensors"
+
+
+def test_dfr_workflow_is_the_official_pipeline():
+    """ltx_pipelines.dfr_pipeline: plain Euler in both stages, keyframes seeded in stage 2, the small clip itself as reference, the
+    detailing LoRA in stage 2 alone and on top of the distilled one, sound of stage 1, one set of weights for stage 1 and the rounds.
+    """
+    prompt = json.loads((WORKFLOWS / "api" / "dfr.json").read_text())
+
+    def node(link, kind):
+        assert prompt[link[0]]["class_type"] == kind
+        return prompt[link[0]]["inputs"]
+
+    (key,) = [key for key, one in prompt.items() if one["class_type"] == "LTX25TemporalRounds"]
+    rounds = prompt[key]["inputs"]
+    second, first = node(rounds["latent"], "LTX25Sampler"), node(rounds["sound"], "LTX25Sampler")
+    assert [(one["schedule"], one["sampler"]) for one in (first, second)] == [("distilled", "euler"), ("distilled_stage2", "auto")]
+    assert rounds["keyframes"] == [rounds["latent"][0], 2] and rounds["guider"] == first["guider"]
+    shown = node(second["latent"], "LTX25LatentReference")
+    assert shown["reference"] == rounds["sound"]
+    seeded, empty = node(shown["latent"], "LTX25KeyframeSlots"), node(first["latent"], "LTX25KeyframeSlots")
+    assert seeded["grid"] == empty["grid"] == "segments" and "keyframes" not in empty
+    assert node(seeded["keyframes"], "LTX25LatentUpscale")["latent"] == [rounds["sound"][0], 2]
+    assert node(seeded["latent"], "LTX25LatentUpscale")["latent"] == rounds["sound"]
+    detail = node(node(second["guider"], "LTX25Guider")["engine"], "LTX25LoRA")
+    distilled = node(detail["engine"], "LTX25LoRA")
+    assert (detail["lora_name"], distilled["lora_name"]) == (DETAIL, "ltx-2.5-22b-distilled-lora-450-bf16.safetensors")
+    assert node(first["guider"], "LTX25Guider")["engine"] == detail["engine"] and detail["strength"] == distilled["strength"] == 1
+    assert node(distilled["engine"], "LoadLTX25Checkpoint")["transformer"] == "ltx-2.5-22b-dev-transformer-bf16.safetensors"
+    for kind in ("DecodeVideoVAE", "DecodeAudioVAE"):
+        assert [one["inputs"]["latent"] for one in prompt.values() if one["class_type"] == kind] == [[key, 0]]
 
 
 def test_hq_workflow_is_the_official_preset():

@@ -159,6 +159,7 @@ NODES = {
             ("count", "INT", 3),
             ("frames", "STRING", ""),
             ("keyframes", "LATENT", NO_DEFAULT),
+            ("grid", ("even", "segments"), "even"),
         ],
         [("latent", "LATENT")],
     ),
@@ -169,6 +170,22 @@ NODES = {
     "LTX25LoRA": (
         [("engine", "LTX25_ENGINE", NO_DEFAULT), ("lora_name", "loras", None), ("strength", "FLOAT", 1.0)],
         [("engine", "LTX25_ENGINE")],
+    ),
+    "LTX25LatentReference": (
+        [("latent", "LATENT", NO_DEFAULT), ("reference", "LATENT", NO_DEFAULT), ("strength", "FLOAT", 1.0)],
+        [("latent", "LATENT")],
+    ),
+    "LTX25TemporalRounds": (
+        [
+            ("guider", "GUIDER", NO_DEFAULT),
+            ("latent", "LATENT", NO_DEFAULT),
+            ("keyframes", "LATENT", NO_DEFAULT),
+            ("upscale_model", "latent_upscale_models", None),
+            ("rounds", "INT", 1),
+            ("seed", "INT", 0),
+            ("sound", "LATENT", NO_DEFAULT),
+        ],
+        [("latent", "LATENT"), ("report", "STRING")],
     ),
     "LTX25PredictDuration": (
         [
@@ -203,6 +220,8 @@ OPTIONAL = {
     ("LTX25RunReport", "after"),
     ("EncodeVideoVAE", "audio"),
     ("LTX25KeyframeSlots", "keyframes"),
+    ("LTX25KeyframeSlots", "grid"),
+    ("LTX25TemporalRounds", "sound"),
     ("LTX25EnhancePrompt", "image"),
 }
 

@@ -24,18 +24,20 @@ from comfyui_host import Host  # noqa: E402
 from PIL import Image  # noqa: E402
 from workflow_graphs import (  # noqa: E402
     AUDIO_VAE,
+    DETAIL,
     DEV,
     DISTILLED,
     LORA,
     PICTURE,
-    REPOSITORY,
     SOUND,
+    TEMPORAL,
     TEXT_ENCODER,
     UPSCALER,
     VIDEO,
     VIDEO_VAE,
     folder,
     tiny,
+    url,
     workflows,
 )
 
@@ -126,15 +128,15 @@ def _extras(nodes: list) -> dict[str, dict]:
     for key, type_, _, _, widgets in nodes:
         own = "LTX25" in type_ or type_ in ("EncodeGemmaText", "DecodeVideoVAE", "DecodeAudioVAE", "EncodeVideoVAE", "EncodeAudioVAE")
         extras[key] = dict(ours if own else core)
-        if type_ in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA"):
-            files = {slot: name for slot, name in widgets.items() if isinstance(name, str)}
-            extras[key]["models"] = [{"name": name, "url": f"{REPOSITORY}/{folder(slot)}/{name}", "directory": folder(slot)} for slot, name in files.items()]
+        if type_ in ("LoadLTX25Checkpoint", "LTX25LatentUpscale", "LTX25LoRA", "LTX25TemporalRounds"):
+            files = {slot: name for slot, name in widgets.items() if isinstance(name, str) and name.endswith(".safetensors")}
+            extras[key]["models"] = [{"name": name, "url": url(name, slot), "directory": folder(slot)} for slot, name in files.items()]
     return extras
 
 
 def _placeholders(folder_: Path) -> dict[str, list[Path]]:
     """Empty files with the published names, so that the combos offer them."""
-    names = {"diffusion_models": [DEV, DISTILLED], "text_encoders": [TEXT_ENCODER], "vae": [VIDEO_VAE, AUDIO_VAE], "latent_upscale_models": [UPSCALER], "loras": [LORA]}
+    names = {"diffusion_models": [DEV, DISTILLED], "text_encoders": [TEXT_ENCODER], "vae": [VIDEO_VAE, AUDIO_VAE], "latent_upscale_models": [UPSCALER, TEMPORAL], "loras": [LORA, DETAIL]}
     for name in (name for files in names.values() for name in files):
         (folder_ / name).touch()
     return {category: [folder_ / name for name in files] for category, files in names.items()}

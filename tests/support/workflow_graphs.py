@@ -15,8 +15,11 @@ AUDIO_VAE = "ltx-2.5-audio-vae-bf16.safetensors"
 DEV = "ltx-2.5-22b-dev-transformer-bf16.safetensors"
 DISTILLED = "ltx-2.5-22b-distilled-transformer-bf16.safetensors"
 UPSCALER = "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors"
+TEMPORAL = "ltx-2.5-latent-temporal-upscaler-x2-bf16-1.0.safetensors"
+DETAIL = "ltx-2.5-22b-ic-lora-pixel-spatial-upscaler-x2-1.0.safetensors"
+DETAIL_REPOSITORY = "https://huggingface.co/Lightricks/LTX-2.5-22b-IC-LoRA-Pixel-Spatial-Upscaler/resolve/main"
 LORA = "ltx-2.5-22b-distilled-lora-450-bf16.safetensors"
-GIGABYTES = {DEV: 42.0, DISTILLED: 42.0, TEXT_ENCODER: 26.3, VIDEO_VAE: 1.5, AUDIO_VAE: 0.4, UPSCALER: 1.0, LORA: 8.9}
+GIGABYTES = {DEV: 42.0, DISTILLED: 42.0, TEXT_ENCODER: 26.3, VIDEO_VAE: 1.5, AUDIO_VAE: 0.4, UPSCALER: 1.0, TEMPORAL: 0.3, LORA: 8.9, DETAIL: 0.3}
 FOLDERS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "upscale_model": "latent_upscale_models", "lora_name": "loras"}
 
 PICTURE = "example.png"  # ComfyUI's own
@@ -40,6 +43,11 @@ Nodes, Links = list[tuple], list[tuple]
 def folder(slot: str) -> str:
     """The folder under models/ of a loader's input."""
     return FOLDERS.get(slot, "vae")
+
+
+def url(name: str, slot: str) -> str:
+    """Where a file of a loader's input is published."""
+    return f"{DETAIL_REPOSITORY}/{name}" if name == DETAIL else f"{REPOSITORY}/{folder(slot)}/{name}"
 
 
 def render(
@@ -153,6 +161,53 @@ def refined_by_lora(graph: tuple[Nodes, Links], widgets: dict[str, Any], strengt
     return second_stage((nodes, links), widgets, "guider2", keep_sound=True)
 
 
+def fidelity(note: str) -> tuple[Nodes, Links]:
+    """Diffusion fidelity rendering as officially: the dev file with the distilled LoRA makes a clip and its keyframes at half
+    the size; both are enlarged, and stage 2 has the detailing LoRA and the small clip beside it; then one round in time. The
+    sound is that of stage 1.
+    """
+    graph = render(None, DEV, note, size=HALF, schedule={**STAGE_1, "sampler": "euler"}, prefix="video/LTX-2.5-dfr")
+    nodes = [
+        *graph[0],
+        ("lora", "LTX25LoRA", "Distilled", (0, 700, 470, 120), {"lora_name": LORA, "strength": 1.0}),
+        ("detail", "LTX25LoRA", "Detailing, stage 2", (0, 870, 470, 120), {"lora_name": DETAIL, "strength": 1.0}),
+        ("guider2", "LTX25Guider", "Stage 2", (1030, 800, 360, 350), NO_GUIDANCE),
+    ]
+    links = [link for link in graph[1] if link[1] not in (("guider", "engine"), ("sample", "latent"))]
+    links += [(("load", "engine"), ("lora", "engine")), (("lora", "engine"), ("detail", "engine"))]
+    links += [(("lora", "engine"), ("guider", "engine")), (("detail", "engine"), ("guider2", "engine")), (("positive", "conditioning"), ("guider2", "positive"))]
+    links.append((("latent", "latent"), ("sample", "latent")))
+    nodes, links = second_stage((nodes, links), STAGE_2, "guider2", keep_sound=True)
+    nodes += [
+        ("slots", "LTX25KeyframeSlots", "Keyframes, stage 1", (520, 520, 460, 200), {"grid": "segments"}),
+        ("enlarge", "LTX25LatentUpscale", "Upscale keyframes", (1440, 970, 360, 120), {"upscale_model": UPSCALER}),
+        ("slots2", "LTX25KeyframeSlots", "Keyframes, stage 2", (1440, 1140, 360, 200), {"grid": "segments"}),
+        ("shown", "LTX25LatentReference", None, (1850, 900, 360, 120), {}),
+        ("rounds", "LTX25TemporalRounds", None, (2260, 660, 400, 260), {"upscale_model": TEMPORAL, "seed": 44}),
+    ]
+    moved = (("sample", "latent"), ("refine", "latent"), ("video", "latent"), ("audio", "latent"), ("report", "source"))
+    links = [link for link in links if link[1] not in moved]
+    return nodes, [
+        *links,
+        *((("load", "engine"), (key, "engine")) for key in ("slots", "enlarge", "slots2")),
+        (("latent", "latent"), ("slots", "latent")),
+        (("slots", "latent"), ("sample", "latent")),
+        (("sample", "keyframes"), ("enlarge", "latent")),
+        (("upscale", "latent"), ("slots2", "latent")),
+        (("enlarge", "latent"), ("slots2", "keyframes")),
+        (("slots2", "latent"), ("shown", "latent")),
+        (("sample", "latent"), ("shown", "reference")),
+        (("shown", "latent"), ("refine", "latent")),
+        (("guider", "guider"), ("rounds", "guider")),
+        (("refine", "latent"), ("rounds", "latent")),
+        (("refine", "keyframes"), ("rounds", "keyframes")),
+        (("sample", "latent"), ("rounds", "sound")),
+        (("rounds", "latent"), ("video", "latent")),
+        (("rounds", "latent"), ("audio", "latent")),
+        (("rounds", "report"), ("report", "source")),
+    ]
+
+
 def with_own_sound(note: str) -> tuple[Nodes, Links]:
     nodes, links = render(None, DISTILLED, note, prefix="video/LTX-2.5-audio-to-video")
     nodes = [node for node in nodes if node[0] != "audio"] + [("sound", "LoadAudio", "Your sound", (-340, 60, 300, 150), {"audio": SOUND})]
@@ -227,16 +282,24 @@ def workflows(negative: str) -> dict[str, tuple[Nodes, Links]]:
         "two_stage_distilled": second_stage(render(None, DISTILLED, _note(DISTILLED, two, UPSCALER), size=HALF), STAGE_2),
         "two_stage_guided": two_stages(GUIDED, STAGE_2, {}, GUIDED_LORA),
         "two_stage_hq": two_stages(HQ, {**STAGE_2, "sampler": "res_2s"}, HQ_GUIDANCE, HQ_LORA, " Stage 1 has the LoRA too, at half of that strength."),
+        "dfr": fidelity(_note(DEV, _FIDELITY, LORA, DETAIL, UPSCALER, TEMPORAL)),
     }
 
 
 _DISTILLED = "The distilled file wants 8 steps and no guidance: cfg and modality 1, stg 0, no negative prompt."
 
 
+_FIDELITY = (
+    "Diffusion fidelity rendering, for fast motion and fine detail: the dev file with the distilled LoRA makes the clip and single keyframes at half the "
+    "size, stage 2 refines both with the detailing LoRA, and one round doubles the frame rate, to 48 a second here: rounds 2 gives 96, 0 leaves it. "
+    "No guidance: cfg and modality 1, stg 0. The sound is that of stage 1."
+)
+
+
 def _note(transformer: str, recipe: str, *more: str) -> str:
     slots = {transformer: "transformer", TEXT_ENCODER: "text_encoder", VIDEO_VAE: "video_vae", AUDIO_VAE: "audio_vae"}
-    slots.update({name: {UPSCALER: "upscale_model", LORA: "lora_name"}[name] for name in more})
-    rows = "\n".join(f"| {folder(slot)} | [{name}]({REPOSITORY}/{folder(slot)}/{name}) | {GIGABYTES[name]} GB |" for name, slot in slots.items())
+    slots.update({name: {UPSCALER: "upscale_model", TEMPORAL: "upscale_model", LORA: "lora_name", DETAIL: "lora_name"}[name] for name in more})
+    rows = "\n".join(f"| {folder(slot)} | [{name}]({url(name, slot)}) | {GIGABYTES[name]} GB |" for name, slot in slots.items())
     return (
         f"Files (accept the licence at huggingface.co/Lightricks/LTX-2.5 first):\n\n| models/ | file | size |\n|---|---|---|\n{rows}\n\n"
         f"{recipe}\n\nWidth and height are multiples of 32, frames are 8 n + 1; the size asked for is the size rendered."
@@ -251,6 +314,8 @@ TINY_FILES = {
     VIDEO_VAE: "ltx-2.5-tiny-video-vae-conv-bf16.safetensors",
     AUDIO_VAE: "ltx-2.5-tiny-audio-vae-bf16.safetensors",
     UPSCALER: "ltx-2.5-tiny-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
+    TEMPORAL: "ltx-2.5-tiny-latent-temporal-upscaler-x2-bf16-1.0.safetensors",
+    DETAIL: "ltx-2.5-tiny-distilled-lora-8-bf16.safetensors",  # the set has one LoRA; twice of it is another one
     LORA: "ltx-2.5-tiny-distilled-lora-8-bf16.safetensors",
 }
 TINY = {"EmptyLTX25Latent": {"width": 96, "height": 64, "frames": 17}, "LTX25Guider": {"stg_blocks": "1"}, "LTX25Sampler": {"steps": 4}}

@@ -1,0 +1,96 @@
+"""Diffusion fidelity rendering on a real server: the shipped workflow, padded clips, and what its nodes refuse."""
+
+import io
+
+import av
+import pytest
+from comfyui_ltx25.tests.support.comfyui_host import Rejected
+
+
+@pytest.fixture
+def dfr(api, find):
+    """The tiny workflow at 41 frames of 64 x 64 px, a clip that is no whole number of segments, with widgets changed."""
+
+    def of(frames=41, **widgets):
+        prompt = api("dfr_tiny")
+        prompt[find(prompt, "EmptyLTX25Latent")]["inputs"].update(width=64, height=64, frames=frames)
+        prompt[find(prompt, "LTX25TemporalRounds")]["inputs"].update(widgets)
+        return prompt
+
+    return of
+
+
+def test_two_rounds_of_a_padded_clip_end_in_four_times_the_frames_that_were_asked_for(host, dfr, find, inspect):
+    prompt = dfr(rounds=2)
+    rounds = find(prompt, "LTX25TemporalRounds")
+    small, large = (find(prompt, "LTX25Sampler", title) for title in ("LTX-2.5 Sampler", "Stage 2"))
+    seen = {name: inspect(prompt, *where) for name, where in {"small": (small, 0), "marks": (large, 2), "made": (rounds, 0), "report": (rounds, 1), "fps": (find(prompt, "DecodeVideoVAE"), 1)}.items()}
+    run = host.run(prompt, timeout=400)
+    made, report = seen["made"](run), seen["report"](run)
+    stage1 = seen["small"](run)
+    assert [part["shape"] for part in stage1["samples"]["nested"]] == [[1, 128, 7, 2, 2], [1, 8, 51, 16]]  # 49 frames
+    assert stage1["clip_frames"] == 41
+    marks = seen["marks"](run)
+    assert marks["keyframes"] == [24, 48] and marks["samples"]["shape"] == [2, 128, 1, 4, 4]
+    video, sound = made["samples"]["nested"]
+    assert video["shape"] == [1, 128, 21, 4, 4] and video["finite"] and made["frame_rate"] == 96
+    assert sound["digest"] == stage1["samples"]["nested"][1]["digest"]  # of stage 1, to the bit
+    assert "conditions" not in made and "clip_frames" not in made and "noise_mask" not in made
+    assert "forwards: 24 (24 x cond)" in report and "refine" in report
+    assert seen["fps"](run) == 96
+    (file,) = run.files(find(prompt, "SaveVideo"))
+    with av.open(io.BytesIO(host.fetch(file))) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 161 and container.streams.video[0].average_rate == 96
+        assert (container.streams.video[0].width, container.streams.video[0].height) == (128, 128)
+    with av.open(io.BytesIO(host.fetch(file))) as container:
+        assert abs(sum(frame.samples for frame in container.decode(audio=0)) - round(161 / 96 * 48000)) <= 1024
+
+
+def test_a_padded_clip_is_decoded_as_long_as_it_was_asked_for(host, api, find, inspect):
+    """Also without any round: 17 frames in a canvas of 25, picture and sound; and zero rounds cut it as the decoders do."""
+    prompt = api("dfr_tiny")
+    sample = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler")
+    keep = {sample}
+    while new := {v[0] for key in keep for v in prompt[key]["inputs"].values() if isinstance(v, list)} - keep:
+        keep |= new
+    small = {key: node for key, node in prompt.items() if key in keep}
+    engine = [find(prompt, "LoadLTX25Checkpoint"), 0]
+    small["video"] = {"class_type": "DecodeVideoVAE", "inputs": {"engine": engine, "latent": [sample, 0], "tiling": "auto"}}
+    small["audio"] = {"class_type": "DecodeAudioVAE", "inputs": {"engine": engine, "latent": [sample, 0]}}
+    rounds = {**prompt[find(prompt, "LTX25TemporalRounds")]["inputs"], "latent": [sample, 0], "keyframes": [sample, 2], "rounds": 0}
+    small["cut"] = {"class_type": "LTX25TemporalRounds", "inputs": rounds}
+    seen = {key: inspect(small, key) for key in ("video", "audio", "cut")}
+    seen["whole"] = inspect(small, sample)
+    run = host.run(small, timeout=240)
+    assert seen["whole"](run)["samples"]["nested"][0]["shape"][2] == 4
+    assert seen["video"](run)["shape"] == [17, 64, 96, 3]
+    assert seen["audio"](run)["waveform"]["shape"] == [1, 2, round(17 / 24 * 48000)]
+    cut = seen["cut"](run)
+    assert cut["samples"]["nested"][0]["shape"][2] == 3 and cut["frame_rate"] == 24
+
+
+def test_an_upscaler_that_does_not_double_the_frames_is_refused_before_anything_runs(host, dfr, find):
+    prompt = dfr()
+    spatial = prompt[find(prompt, "LTX25LatentUpscale", "Upscale keyframes")]["inputs"]["upscale_model"]
+    with pytest.raises(Rejected, match="choose the temporal upscaler"):
+        host.run(dfr(upscale_model=spatial))
+
+
+@pytest.mark.parametrize(
+    "node, latents, words",
+    [
+        ("LTX25LatentReference", {"latent": "[1,128,3,4,6]", "reference": "[1,128,3,3,3]"}, "sides a whole number of times smaller"),
+        ("LTX25LatentReference", {"latent": "[1,128,3,4,6]", "reference": "[1,128,2,2,3]"}, "wanted as many frames"),
+        ("LTX25TemporalRounds", {"latent": "[1,128,3,4,6]", "keyframes": "[1,128,1,4,6]"}, "do not say where they stand"),
+    ],
+)
+def test_latents_that_do_not_go_together_are_told(host, dfr, find, node, latents, words):
+    prompt = dfr()
+    key = find(prompt, node)
+    for name, shape in latents.items():
+        prompt[name] = {"class_type": "ProbeLatent", "inputs": {"video": shape}}
+        prompt[key]["inputs"][name] = [name, 0]
+    if node == "LTX25TemporalRounds":  # alone: no stage has to run for it
+        prompt[key]["inputs"].pop("sound")
+    run = host.run(prompt, timeout=240)
+    assert not run.ok and words in run.error["exception_message"]
