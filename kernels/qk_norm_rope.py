@@ -2,6 +2,9 @@
 
 The two halves a, b of a head become (a cos - b sin, b cos + a sin). Tables are float32 and the arithmetic is wide, with
 one rounding at the end: closer to float64 than the official bf16 tables and its two roundings.
+
+A token's angles are those of its position on each axis, dealt out in turn. So tables hold a row per distinct position of an
+axis, and tokens name theirs: rows of full width for every token would be a third of all bytes this op moves.
 """
 
 from __future__ import annotations
@@ -22,19 +25,28 @@ def qk_norm_rope_reference(
     heads: int,
     eps: float,
 ) -> torch.Tensor:
-    """x (R, T, H*d), rows may be strided; weight (H*d,); cos and sin (U, H*d/2), None: no rotation.
+    """x (R, T, H*d), rows may be strided; weight (H*d,); cos and sin (U, K), None: no rotation.
 
-    rows (T,) names the table row of every token, None where U is T. Returns (R, T, H, d), contiguous.
+    rows (A, T) names the table row of every token on every axis, None: A is 1 and U is T. See `spread`.
+    Returns (R, T, H, d), contiguous.
     """
     y = x.to(wide(x.dtype))
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight.to(y.dtype)
     y = y.unflatten(-1, (heads, -1))
     if cos is not None:
-        cos, sin = (table if rows is None else table[rows] for table in (cos, sin))
-        cos, sin = (table.unflatten(-1, (heads, -1)) for table in (cos, sin))  # (T, H, d/2)
+        half = x.shape[-1] // 2
+        cos, sin = (spread(table, rows, half, still).unflatten(-1, (heads, -1)) for table, still in ((cos, 1.0), (sin, 0.0)))  # (T, H, d/2)
         a, b = y.chunk(2, dim=-1)
         y = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     return y.to(x.dtype)
+
+
+def spread(table: torch.Tensor, rows: torch.Tensor | None, half: int, still: float) -> torch.Tensor:
+    """A table (U, K) as every token's own row (T, half): axes take turns, and `still` stands before them where A K < half."""
+    if rows is None:
+        return table
+    turns = table[rows].movedim(0, -1).flatten(1)  # (A, T, K) -> (T, K * A)
+    return torch.nn.functional.pad(turns, (half - turns.shape[1], 0), value=still)
 
 
 @jit
@@ -59,9 +71,9 @@ def _kernel(
     k_ptr,
     q_weight_ptr,  # (H * d,)
     k_weight_ptr,
-    cos_ptr,  # (U, H * d / 2) float32, contiguous, read if ROTATE
+    cos_ptr,  # (U, K) float32, contiguous, read if ROTATE
     sin_ptr,
-    rows_ptr,  # (T,) int64, read if MAPPED
+    rows_ptr,  # (AXES, T) int64, contiguous, read if AXES
     q_out_ptr,  # (R, T, H, d), contiguous
     k_out_ptr,
     q_row,
@@ -74,11 +86,15 @@ def _kernel(
     eps,
     HALF: tl.constexpr,
     ROTATE: tl.constexpr,
-    MAPPED: tl.constexpr,
+    AXES: tl.constexpr,
+    STILL: tl.constexpr,
     PAIR: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One program per token and row of the batch; those of one token are neighbours, so that its table row is in cache."""
+    """One program per token and row of the batch; those of one token are neighbours, so that its table rows are in cache.
+
+    AXES 0: tables have a row per token. STILL: pairs that do not turn, in front of those that do.
+    """
     token, row = (tl.program_id(0) // batch).to(tl.int64), (tl.program_id(0) % batch).to(tl.int64)
     column = tl.arange(0, WIDTH)
     there = column < width // 2
@@ -87,11 +103,19 @@ def _kernel(
     cos = tl.zeros((WIDTH,), tl.float32)
     sin = cos
     if ROTATE:
-        table = token
-        if MAPPED:
-            table = tl.load(rows_ptr + token).to(tl.int64)
-        cos = tl.load(cos_ptr + table * (width // 2) + column, mask=there, other=0.0)
-        sin = tl.load(sin_ptr + table * (width // 2) + column, mask=there, other=0.0)
+        if AXES == 0:
+            at = token * (width // 2) + column
+        elif AXES == 1:
+            at = tl.load(rows_ptr + token) * (width // 2) + column
+        else:
+            turn = column - STILL
+            table = tl.load(rows_ptr + token)
+            for axis in tl.static_range(1, AXES):
+                table = tl.where(turn % AXES == axis, tl.load(rows_ptr + axis * tokens + token), table)
+            at = table * ((width // 2 - STILL) // AXES) + turn // AXES
+        turns = there & (column >= STILL)
+        cos = tl.load(cos_ptr + at, mask=turns, other=1.0)
+        sin = tl.load(sin_ptr + at, mask=turns, other=0.0)
     out_at = (row * tokens + token) * width
     _rotated(q_ptr, q_weight_ptr, q_out_ptr, row * q_row + token * q_token, out_at, cos, sin, a, b, there, width, eps, ROTATE)
     if PAIR:
@@ -114,6 +138,10 @@ def _launch(
     other = q if k is None else k if k.stride(2) == 1 else k.contiguous()
     if other.shape != q.shape or width % (2 * heads):
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(other.shape)} must agree, and {width} be an even number for each of {heads} heads")
+    axes = 0 if rows is None or cos is None else len(rows)
+    still = width // 2 - max(axes, 1) * cos.shape[1] if cos is not None else 0
+    if still < 0 or (axes < 2 and still):
+        raise ValueError(f"tables of {cos.shape[1]} angles for {max(axes, 1)} axes do not fit {width // 2} pairs")
     q_out = q.new_empty(batch, tokens, heads, width // heads)
     k_out = q_out if k is None else torch.empty_like(q_out)
     _kernel[(batch * tokens,)](
@@ -123,7 +151,7 @@ def _launch(
         k_weight,
         q if cos is None else cos,
         q if sin is None else sin,
-        q if rows is None else rows,
+        q if rows is None else rows.contiguous(),
         q_out,
         k_out,
         q.stride(0),
@@ -136,7 +164,8 @@ def _launch(
         eps,
         HALF=width // heads // 2,
         ROTATE=cos is not None,
-        MAPPED=rows is not None,
+        AXES=axes,
+        STILL=still,
         PAIR=k is not None,
         WIDTH=power_of_two(width // 2),
         num_warps=row_warps(width),
@@ -148,14 +177,14 @@ def _check(device: torch.device, dtype: torch.dtype) -> list[tuple[torch.Tensor,
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(1, 3, 2 * 48 + 5, generator=generator).to(dtype)[..., : 2 * 48].chunk(2, dim=-1)  # rows of a wider product
     weights = torch.randn(2, 48, generator=generator).to(dtype)
-    cos, sin = torch.randn(2, 2, 24, generator=generator)
-    rows = torch.tensor([1, 0, 1])
-    got = _launch(q.to(device), k.to(device), *weights.to(device), cos.to(device), sin.to(device), rows.to(device), 3, 1e-6)
     results = []
-    for x, weight, mine in ((q, weights[0], got[0]), (k, weights[1], got[1])):
-        twin = qk_norm_rope_reference(x, weight, cos, sin, rows, 3, 1e-6)
-        truth = qk_norm_rope_reference(x.double(), weight.double(), cos.double(), sin.double(), rows, 3, 1e-6)
-        results.append((mine, twin, truth))
+    for rows, angles in ((torch.tensor([[1, 0, 1]]), 24), (torch.tensor([[1, 0, 1], [2, 2, 3], [4, 4, 4]]), 7)):
+        cos, sin = torch.randn(2, 5, angles, generator=generator)
+        got = _launch(q.to(device), k.to(device), *weights.to(device), cos.to(device), sin.to(device), rows.to(device), 3, 1e-6)
+        for x, weight, mine in ((q, weights[0], got[0]), (k, weights[1], got[1])):
+            twin = qk_norm_rope_reference(x, weight, cos, sin, rows, 3, 1e-6)
+            truth = qk_norm_rope_reference(x.double(), weight.double(), cos.double(), sin.double(), rows, 3, 1e-6)
+            results.append((mine, twin, truth))
     return results
 
 

@@ -82,9 +82,20 @@ def row_ops(tokens: int) -> Iterator[Case]:
     product = _draw(1, tokens, 3 * D + HEADS)
     q, k, v, logits = product.split((D, D, D, HEADS), dim=-1)
     weight = _draw(2, D)
-    cos, sin = torch.randn(2, tokens, D // 2, device=DEVICE)
-    pair = (q, k, *weight, cos, sin, None, HEADS, 1e-6)
-    yield "qk_norm_rope", lambda: qk_norm_rope.qk_norm_rope_pair(*pair), lambda: [qk_norm_rope.qk_norm_rope_reference(part, w, cos, sin, None, HEADS, 1e-6) for part, w in ((q, weight[0]), (k, weight[1]))], unit * 4, 0
+    place = torch.arange(tokens, device=DEVICE)
+    grid = torch.stack((place // (14 * 24), 64 + place // 24 % 14, 96 + place % 24))
+    for name, (cos, sin), rows in (
+        ("a row per token", torch.randn(2, tokens, D // 2, device=DEVICE), None),
+        ("three axes", torch.randn(2, 128, D // 6, device=DEVICE), grid),
+    ):
+        angles = (cos, sin, rows, HEADS, 1e-6)
+        yield (
+            f"qk_norm_rope {name}",
+            lambda angles=angles: qk_norm_rope.qk_norm_rope_pair(q, k, *weight, *angles),
+            lambda angles=angles: [qk_norm_rope.qk_norm_rope_reference(part, w, *angles) for part, w in ((q, weight[0]), (k, weight[1]))],
+            unit * 4,
+            0,
+        )
     o = v.unflatten(-1, (HEADS, -1))
     yield "head_gate", lambda: head_gate.head_gate(o, logits), lambda: head_gate.head_gate_reference(o, logits), unit * 2, 0
     yield "head_gate e4m3", lambda: head_gate.head_gate(o, logits, quantised=True), None, unit * 1.5, 0

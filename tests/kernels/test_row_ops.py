@@ -120,7 +120,7 @@ def test_head_gate_takes_what_attention_and_a_merged_product_leave(device, dtype
     assert bool((out[rows:] == 7).all())
 
 
-@pytest.mark.parametrize("table", ["own", "shared", "none"])
+@pytest.mark.parametrize("table", ["own", "shared", "axes", "none"])
 @pytest.mark.parametrize("shape", HEADS)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 def test_qk_norm_rope_stays_within_twice_the_twins_error(device, dtype, shape, table):
@@ -130,9 +130,10 @@ def test_qk_norm_rope_stays_within_twice_the_twins_error(device, dtype, shape, t
     q, k, _ = product.split((width, width, heads), dim=-1)
     weights = 1 + random((2, width), torch.float32, 2, 0.3)
     weights = weights.to(dtype)
-    turns = None if table == "none" else random(((tokens if table == "own" else 2), width // 2), torch.float32, 3, 3.0)
+    axes = 3 if table == "axes" else 1
+    turns = None if table == "none" else random(((tokens if table == "own" else 7), width // 2 // axes), torch.float32, 3, 3.0)
     cos, sin = (None, None) if turns is None else (turns.cos(), turns.sin())
-    index = torch.arange(tokens) % 2 if table == "shared" else None
+    index = torch.stack([torch.arange(tokens) % (axis + 2) + axis for axis in range(axes)]) if table in ("shared", "axes") else None
     placed = product.to(device).split((width, width, heads), dim=-1)
     with poisoned_memory():
         got = qk_norm_rope._launch(placed[0], placed[1], *on(device, weights[0], weights[1], cos, sin, index), heads, 1e-6)
@@ -143,6 +144,24 @@ def test_qk_norm_rope_stays_within_twice_the_twins_error(device, dtype, shape, t
         assert mine.is_contiguous()
         assert_no_worse_than(mine, twin, qk_norm_rope.qk_norm_rope_reference(x.double(), weight.double(), *double, index, heads, 1e-6))
     assert torch.equal(alone, got[1])
+    if index is not None:
+        own = [qk_norm_rope.spread(part, index, width // 2, still) for part, still in ((cos, 1.0), (sin, 0.0))]
+        whole = qk_norm_rope._launch(placed[0], placed[1], *on(device, weights[0], weights[1], *own), None, heads, 1e-6)
+        assert all(map(torch.equal, whole, got))  # a row per token gives the same bits
+
+
+def test_axes_take_turns_behind_the_pairs_that_stay_still():
+    table = torch.arange(12.0).view(4, 3)  # two axes of two rows
+    rows = torch.tensor([[0, 1], [2, 3]])
+    assert qk_norm_rope.spread(table, rows, 8, 1.0).tolist() == [[1, 1, 0, 6, 1, 7, 2, 8], [1, 1, 3, 9, 4, 10, 5, 11]]
+
+
+def test_qk_norm_rope_refuses_tables_of_another_width():
+    x, weight, rows = torch.zeros(1, 2, 16), torch.ones(16), torch.zeros(3, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="tables of 3 angles for 3 axes do not fit 8 pairs"):
+        qk_norm_rope._launch(x, None, weight, weight, torch.zeros(2, 3), torch.zeros(2, 3), rows, 2, 1e-6)
+    with pytest.raises(ValueError, match="tables of 3 angles for 1 axes do not fit 8 pairs"):
+        qk_norm_rope._launch(x, None, weight, weight, torch.zeros(2, 3), torch.zeros(2, 3), rows[:1], 2, 1e-6)
 
 
 @pytest.mark.parametrize("module", [rms_adaln, gated_residual, modulate, head_gate, qk_norm_rope], ids=lambda module: module.__name__.rpartition(".")[2])
