@@ -181,8 +181,8 @@ class Engine:
     def connect(self, features: torch.Tensor, watch: Watch) -> Conditioning:
         """The host's own LTX text features (1, n, D + Da), before the connectors, as contexts. Raises InputError when they do not fit."""
         with self._connectors(watch) as (connectors, phase):
-            video, audio = connectors.unprocessed(features.to(self.device, self._dtype), phase)
-        return Conditioning(video.float().cpu(), audio.float().cpu(), ())
+            video, audio = (context.float().cpu() for context in connectors.unprocessed(features.to(self.device, self._dtype), phase))
+        return Conditioning(video, audio, ())
 
     def facts(self, job: SampleJob) -> dict[str, object]:
         """What `sample` will run, before any weight is read: tokens, steps, legs, forwards and the arithmetic of each kind of
@@ -205,9 +205,9 @@ class Engine:
             nonlocal texts
             plan = ready.on(self.device, self._dtype, way.batched)
             facts = self._facts(replace(ready, job=plan), job)
-            prediction = self.forecast(facts)
             traced = self._traced(plan, facts, watch) if profile else None
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
+                prediction = self.forecast(facts)
                 clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
             texts = traced.texts if traced else ()
             return clip
@@ -398,7 +398,7 @@ class Engine:
         tokens = video.shape[1]
         with self._connectors(watch) as (connectors, phase):
             video, audio = connectors.forward(video, audio, [tokens], context_length(tokens), phase)
-        return video.float().cpu(), audio.float().cpu()
+            return video.float().cpu(), audio.float().cpu()
 
     @contextlib.contextmanager
     def _connectors(self, watch: Watch) -> Iterator[tuple[Connectors, Phase]]:

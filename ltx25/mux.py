@@ -41,22 +41,20 @@ def write_video(
     Raises InputError for a path that cannot be written and for tensors of another shape or with non-finite values.
     """
     path = check_output(path)
-    _check_frames(frames)
-    if audio is not None:
-        _check_audio(audio)
     rate = as_fraction(frame_rate)
     unfinished = _unfinished(path)
     import av
 
     try:
-        with (
-            watch.phase("mux", total=len(frames), unit="frame") as phase,
-            av.open(f"file:{unfinished}", "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}) as container,
-        ):
-            container.metadata.update(metadata)
-            for done in _feed(container, frames, audio, rate):
-                phase.tick(1, f"frame {done} of {len(frames)}")
-        os.replace(unfinished, path)
+        with watch.phase("mux", total=len(frames), unit="frame") as phase:
+            _check_frames(frames)
+            if audio is not None:
+                _check_audio(audio)
+            with av.open(f"file:{unfinished}", "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}) as container:
+                container.metadata.update(metadata)
+                for done in _feed(container, frames, audio, rate):
+                    phase.tick(1, f"frame {done} of {len(frames)}")
+            os.replace(unfinished, path)
     except OSError as error:  # PyAV's errors are OSErrors, too; a disk can fill up at any frame
         raise InputError(f"{path} could not be written ({error.strerror or error}); make room or choose another folder.") from None
     finally:

@@ -85,10 +85,10 @@ def _decode_item(
 ) -> bool:
     """Decode one item into `target`; False when the device's memory ran out."""
     try:
-        output = FrameOutput(target, latent.device, light)
-        for part in decoder.parts(latent, plan, seed, phase):
-            output.put(part)
-        finite = output.finish()
+        with FrameOutput(target, latent.device, light) as output:
+            for part in decoder.parts(latent, plan, seed, phase):
+                output.put(part)
+            finite = output.finish()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

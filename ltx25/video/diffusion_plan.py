@@ -108,7 +108,8 @@ def _plan(
     first = slab - ahead if slab > ahead else min(size - half, slab)
     features = _features(config, shape)
     between = max(_between(config, tile // config.channels[-1], slab), _kept(config, frames, slab) * tile)
-    held = _held_frames(config, frames, slab, ahead, resident) * tile + between
+    leaving = slab * tile / config.channels[-1] * 3 * config.patch**2 * 4 / itemsize  # float32 pixels of the slab before
+    held = _held_frames(config, frames, slab, ahead, resident) * tile + between + (leaving if slab < frames else 0)
     if len(rows) * len(columns) > 1:  # a tile has its own copy
         features *= 1 + (rows[0].stop - rows[0].start) * (columns[0].stop - columns[0].start) / (shape.height * shape.width)
     elif resident:  # freed before the last stage

@@ -1,9 +1,14 @@
-"""Frames on their way out: mapped to 0..1 on the device, copied to the host while the device goes on."""
+"""Frames on their way out: mapped to 0..1 on the device, and copied to the host while the device goes on.
+
+Memory that the host has never touched takes it longer to fill than the device to send, so a thread does it: the one that
+queues the device's work never waits for it, but for the part before the last.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +32,8 @@ class Part:
 class FrameOutput:
     """Fills `out` (F, H, W, 3) float32 on the CPU with the parts that a device finishes; every value is written once.
 
-    From CUDA they go through a few page-locked buffers on a stream of their own. light: what a frame (H, W, 3) in 0..1 on
-    the device is turned into before it leaves; None: nothing.
+    From CUDA they go through a few page-locked buffers on a stream and a thread of their own. light: what a frame (H, W, 3)
+    in 0..1 on the device is turned into before it leaves; None: nothing. Use as a context manager.
     """
 
     def __init__(self, out: torch.Tensor, device: torch.device, light: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
@@ -36,48 +41,76 @@ class FrameOutput:
         self._device = device
         self._light = light
         self._poison = torch.zeros((), device=device)  # NaN once a value was not finite
-        self._flying: deque[tuple[torch.cuda.Event, torch.Tensor, torch.Tensor]] = deque()
+        self._bringing: Future[None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
         if device.type == "cuda":
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ltx25-frames")
             self._stream = torch.cuda.Stream(device)
             floats = max(_SLOT_BYTES // 4, out[0].numel())
-            self._free = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
+            self._slots = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
+
+    def __enter__(self) -> FrameOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
 
     def put(self, part: Part) -> None:
-        """Take over a part; -1..1 becomes 0..1, values beyond are clamped, and then what `light` makes of it."""
+        """Take over a part; -1..1 becomes 0..1, values beyond are clamped, and then what `light` makes of it.
+
+        Waits until the part before it is out.
+        """
         self._poison += part.pixels.sum(dtype=torch.float32) * 0
-        mapped = part.pixels.to(torch.float32, copy=True).mul_(0.5).add_(0.5).clamp_(0, 1).contiguous()
-        if self._light is not None:
-            for frame in mapped:  # one at a time: a curve takes several times the memory of what it bends
-                frame.copy_(self._light(frame))
-        frames, height, width, _ = mapped.shape
+        frames, height, width, _ = part.pixels.shape
         target = self._out[part.first : part.first + frames, part.top : part.top + height, part.left : part.left + width]
-        if self._device.type != "cuda":
-            target.copy_(mapped)
+        if self._thread is None:
+            target.copy_(self._mapped(part.pixels))
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        step = max(1, _SLOT_BYTES // (mapped[0].numel() * 4))
-        for begin in range(0, frames, step):
-            self._send(mapped[begin : begin + step], target[begin : begin + step])
-        mapped.record_stream(self._stream)
+        made = torch.cuda.Event()
+        made.record()
+        part.pixels.record_stream(self._stream)
+        self._land()
+        self._bringing = self._thread.submit(self._bring, part.pixels, target, made)
 
     def finish(self) -> bool:
         """Wait for the last copies. False: some value that was put was NaN or infinite."""
-        while self._flying:
-            self._land()
+        self._land()
         return bool(torch.isfinite(self._poison))
 
-    def _send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        if not self._free:
-            self._land()
-        slot = self._free.pop()
-        with torch.cuda.stream(self._stream):
-            slot[: source.numel()].copy_(source.view(-1), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self._flying.append((event, slot, target))
-
     def _land(self) -> None:
-        event, slot, target = self._flying.popleft()
-        wait(event)
-        target.copy_(slot[: target.numel()].view(target.shape))
-        self._free.append(slot)
+        bringing, self._bringing = self._bringing, None
+        if bringing is not None:
+            bringing.result()
+
+    @torch.inference_mode()
+    def _bring(self, pixels: torch.Tensor, target: torch.Tensor, made: torch.cuda.Event) -> None:
+        """In the thread: some frames at a time into a buffer, and from there out, while the next ones come."""
+        free, flying = deque(self._slots), deque()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            made.wait()
+            for source, place in zip(*(frames.split(max(1, _SLOT_BYTES // (pixels[0].numel() * 4))) for frames in (pixels, target)), strict=True):
+                if not free:
+                    free.append(_landed(*flying.popleft()))
+                slot = free.popleft()
+                slot[: source.numel()].copy_(self._mapped(source).view(-1), non_blocking=True)
+                sent = torch.cuda.Event()
+                sent.record()
+                flying.append((sent, slot, place))
+            while flying:
+                _landed(*flying.popleft())
+
+    def _mapped(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(f, H, W, 3) in about -1..1 -> a copy in 0..1 or light, float32 and contiguous."""
+        mapped = pixels.to(torch.float32, copy=True).mul_(0.5).add_(0.5).clamp_(0, 1).contiguous()
+        if self._light is not None:
+            for frame in mapped:  # one at a time: a curve takes several times the memory of what it bends
+                frame.copy_(self._light(frame))
+        return mapped
+
+
+def _landed(sent: torch.cuda.Event, slot: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Copy what came into a buffer to where it belongs; the buffer, free again."""
+    wait(sent)
+    place.copy_(slot[: place.numel()].view(place.shape))
+    return slot

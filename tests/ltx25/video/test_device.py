@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.video import build_decoder
 from comfyui_ltx25.ltx25.video.noise import GivenNoise
+from comfyui_ltx25.ltx25.video.output import FrameOutput, Part
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
 from comfyui_ltx25.tests.support.video_oracle import published_conv_vae, share_conv_decoder
@@ -70,6 +72,40 @@ def test_diffusion_frames_in_bf16_are_as_close_to_float64_as_the_plain_twin_in_b
     own, twin = rms(mine - truth) / rms(truth), rms(theirs - truth) / rms(truth)
     log.info("diffusion decode: relative rms error %.2e, plain bf16 %.2e", own, twin)
     assert own <= 2 * twin
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("frames", [1, 7, 40])
+def test_frames_leave_a_card_whole_while_it_goes_on(frames, monkeypatch):
+    """Parts are made slowly, their memory is taken again at once, and buffers are smaller than a part."""
+    monkeypatch.setattr("comfyui_ltx25.ltx25.video.output._SLOT_BYTES", 1 << 18)
+    out, weight = torch.full((4 * frames, 64, 96, 3), float("nan")), torch.randn(8192, 8192, device="cuda")
+    want, threads = [], threading.active_count()
+    with FrameOutput(out, torch.device("cuda")) as output:
+        for number in range(4):
+            values = torch.rand(frames, 64, 96, 3, device="cuda") * 2.4 - 1.2
+            want.append(values.cpu())
+            slow = weight
+            for _ in range(4):
+                slow = slow @ weight * 1e-2
+            pixels = values + 0 * slow[0, 0].clamp(-1, 1)
+            output.put(Part(number * frames, 0, 0, pixels))
+            del pixels, values
+            torch.full((frames, 64, 96, 3), float("nan"), device="cuda")
+        assert output.finish()
+    torch.testing.assert_close(out, (torch.cat(want) * 0.5 + 0.5).clamp(0, 1), rtol=0, atol=1e-6)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_decode_that_breaks_off_leaves_no_thread_and_no_copy_behind():
+    out, threads = torch.zeros(8, 64, 96, 3), threading.active_count()
+    with pytest.raises(KeyboardInterrupt), FrameOutput(out, torch.device("cuda")) as output:
+        output.put(Part(0, 0, 0, torch.zeros(4, 64, 96, 3, device="cuda")))
+        raise KeyboardInterrupt
+    assert threading.active_count() == threads and torch.equal(out[:4], torch.full((4, 64, 96, 3), 0.5))
 
 
 def frames_of(decoder, latent):

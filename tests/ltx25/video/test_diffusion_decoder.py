@@ -295,8 +295,9 @@ def test_batch_item_i_is_a_batch_of_one_with_seed_plus_i():
     both = decode_video(decoder, latent, tiling="auto", seed=7, watch=Watch(), free=None)
     for item in range(3):
         one = decode_video(decoder, latent[item : item + 1], tiling="auto", seed=7 + item, watch=Watch(), free=None)
-        assert torch.equal(both[3 * item : 3 * item + 3], one)
-    assert not torch.equal(both[:3], decode_video(decoder, latent[:1], tiling="auto", seed=8, watch=Watch(), free=None))
+        torch.testing.assert_close(both[3 * item : 3 * item + 3], one, atol=1e-5, rtol=0)  # a CPU's sums may be split otherwise in another call
+    other = decode_video(decoder, latent[:1], tiling="auto", seed=8, watch=Watch(), free=None)
+    assert (both[:3] - other).abs().max() > 1e-2, "another seed, another noise"
 
 
 def test_less_memory_changes_the_plan_and_not_the_frames():

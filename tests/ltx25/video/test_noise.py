@@ -25,22 +25,28 @@ def test_it_can_start_again_as_every_tile_does():
     assert torch.equal(once, again)
 
 
-def test_it_is_standard_normal_and_no_stretch_repeats_another():
+def test_it_is_standard_normal_and_no_frame_repeats_another():
     with DrawnNoise(VideoShape(64, 32, 32), 0, torch.float32, pinned=False) as noise:
         values = torch.cat(list(noise.pieces(0, 64)), dim=1)
     assert abs(values.mean()) < 0.01 and abs(values.std() - 1) < 0.01
-    stretches = values.unflatten(1, (8, 8)).transpose(0, 1).flatten(1)
-    assert (torch.corrcoef(stretches) - torch.eye(8)).abs().max() < 0.05
+    frames = values.transpose(0, 1).flatten(1)
+    assert (torch.corrcoef(frames) - torch.eye(64)).abs().max() < 0.1
 
 
 def test_seeds_of_different_places_differ():
-    assert len({_mixed(seed, group) for seed in (0, 1, 2**63, 2**64 - 1) for group in range(500)}) == 2000
+    assert len({_mixed(seed, frame) for seed in (0, 1, 2**63, 2**64 - 1) for frame in range(500)}) == 2000
 
 
 def test_no_thread_outlives_it():
     before = threading.active_count()
     drawn(0)
     assert threading.active_count() == before
+
+
+def test_pieces_are_in_one_piece_of_memory():
+    """A view of page-locked memory with gaps would be copied on the host before it goes to the device."""
+    with DrawnNoise(SHAPE, 5, torch.float32, pinned=False) as noise:
+        assert all(piece.is_contiguous() for piece in noise.pieces(3, 20))
 
 
 def test_rounding_keeps_the_values():
