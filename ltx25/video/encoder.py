@@ -51,12 +51,12 @@ class Encoder(nn.Module):
 
         Frames beyond the last 8 n + 1 are dropped from the end, as the official code does. The result is the mean of the
         encoder's distribution: nothing is drawn. `chunk`: latent frames at a time; fewer where memory runs out.
-        Raises InputError for sides that are not a multiple of a cell.
+        Raises InputError for sides that are not a multiple of a cell, and where the device makes nothing of the pictures.
         """
         frames = clip_frames(images, self.compression)
         latents = (frames - 1) // self.compression.frames + 1
         with watch.phase("encode.video", total=-(-latents // chunk), unit="chunk") as phase:
-            while (latent := self._latent(images[:frames], chunk, phase)) is None:
+            while (means := self._means(images[:frames], chunk, phase)) is None:
                 if chunk == 1:
                     raise torch.OutOfMemoryError(
                         "encode.video does not fit into the device's memory even with 1 latent frame at a time; "
@@ -65,12 +65,15 @@ class Encoder(nn.Module):
                 logger.warning("encode.video ran out of memory with %d latent frames at a time; going on with %d.", chunk, chunk // 2)
                 chunk //= 2
                 phase.total = phase.done + -(-latents // chunk)
-        if not bool(torch.isfinite(latent).all()):
+        if not bool(torch.isfinite(means).all()):
             raise InputError("encode.video made values that are not finite (NaN or infinity); check the images and the VAE file.")
-        return latent.permute(3, 0, 1, 2)[None].cpu()
+        cells = means.flatten(0, 2)
+        if len(cells) > 1 and bool((cells == cells[0]).all()):  # even of one colour they differ, by what lies around the frame
+            raise InputError("encode.video made the same of every part of the pictures, so its device computes wrongly; update its driver, or use another device.")
+        return self.per_channel_statistics.normalize(means).permute(3, 0, 1, 2)[None].cpu()
 
-    def _latent(self, images: torch.Tensor, chunk: int, phase: Phase) -> torch.Tensor | None:
-        """(t, h, w, C) float32 on the device; None where its memory ran out."""
+    def _means(self, images: torch.Tensor, chunk: int, phase: Phase) -> torch.Tensor | None:
+        """(t, h, w, C) float32 on the device, not normalised; None where its memory ran out."""
         self._prepare()
         weight = self.encoder.conv_in.conv.weight
         pace, made = Pace(phase, weight.device, "chunk"), []
@@ -84,7 +87,7 @@ class Encoder(nn.Module):
             if not is_out_of_memory(error):
                 raise
             return None
-        return self.per_channel_statistics.normalize(torch.cat(made).float())
+        return torch.cat(made).float()
 
     def _chain(self, stage: Stage) -> Stage:
         network = self.encoder

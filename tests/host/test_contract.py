@@ -1,9 +1,10 @@
 """The pack as the host sees it: nodes, help pages, templates, start-up cost."""
 
 import re
+import shutil
 
 import pytest
-from comfyui_ltx25.tests.host.conftest import NAME, PACK
+from comfyui_ltx25.tests.host.conftest import NAME, PACK, start
 from comfyui_ltx25.tests.support.contract import FOLDERS, NO_DEFAULT, NODES, OPTIONAL
 
 
@@ -56,3 +57,21 @@ def test_l1_every_combo_lists_the_files_of_its_own_folder_without_a_checkpoints_
     assert host.get("/models/checkpoints") == []
     for slot in ("transformer", "text_encoder", "video_vae", "audio_vae"):
         assert info[slot][1]["options"], slot
+
+
+def test_l6_files_of_extra_folders_are_listed_also_when_they_come_after_the_start(tiny, tmp_path):
+    places = {"LTX25LatentUpscale": ("latent_upscale_models", "upscale_model"), "LoadLTX25Checkpoint": ("diffusion_models", "transformer")}
+    extra = tmp_path / "elsewhere"
+    for folder, _ in places.values():
+        (extra / folder).mkdir(parents=True)
+    config = tmp_path / "extra_model_paths.yaml"
+    config.write_text(f"ltx:\n  base_path: {extra}\n" + "".join(f"  {folder}: {folder}\n" for folder, _ in places.values()))
+    with start(tiny, args=["--extra-model-paths-config", str(config)]) as server:
+
+        def listed(node):
+            return server.get(f"/object_info/{node}")[node]["input"]["required"][places[node][1]][1]["options"]
+
+        assert not any("later.safetensors" in listed(node) for node in places)
+        for node, (folder, _) in places.items():
+            shutil.copy(next((tiny / folder).glob("*.safetensors")), extra / folder / "later.safetensors")
+            assert "later.safetensors" in listed(node), node

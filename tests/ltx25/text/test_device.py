@@ -63,7 +63,7 @@ def rms(x):
 
 
 @torch.no_grad()
-def test_states_are_within_twice_the_error_of_plain_bf16(tower):
+def test_w3_states_on_a_card_are_within_twice_the_error_of_plain_bf16(tower):
     transformers = pytest.importorskip("transformers", minversion="5.8", reason="the plain bf16 model is transformers' own")
     tokens = ids(200)
     oracle = plain_bf16(transformers, tower)

@@ -190,3 +190,13 @@ def test_sides_off_the_grid_are_refused_with_the_nearest_legal_ones():
 def test_images_that_are_not_finite_are_an_error_that_names_the_phase():
     with pytest.raises(InputError, match="encode.video made values that are not finite"):
         made().encode(torch.full((1, 16, 24, 3), float("nan")), Watch())
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.0, "made the same of every part"), (float("nan"), "not finite")])
+def test_n17_a_device_that_encodes_to_nothing_is_told_before_anything_is_sampled(encoder, monkeypatch, value, words):
+    """Zeros of a broken convolution are not zeros any more with a bias, and once they are normalised."""
+    with monkeypatch.context() as patch:
+        patch.setattr("comfyui_ltx25.ltx25.video.frames.FrameConv.forward", lambda conv, x: x.new_full((x.shape[0] - 2, *x.shape[1:3], conv.made), value))
+        with pytest.raises(InputError, match=words):
+            encoder.encode(torch.rand(1, 64, 64, 3), Watch())
+    assert encoder.encode(torch.zeros(1, 64, 64, 3), Watch()).std() > 0  # a black picture is content
