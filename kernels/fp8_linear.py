@@ -20,8 +20,13 @@ def fp8_linear_reference(x: Quantised, weight: Quantised, bias: torch.Tensor | N
 
 
 def supported(device: torch.device) -> bool:
-    """Whether the device multiplies e4m3 with a scale per row."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    """Whether the device multiplies e4m3 with a scale per row. AMD's cards count in another e4m3."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def fits(weight: Quantised) -> bool:
+    """Whether a card's product takes the shape of `weight` (1, E, D): widths of 16, as the published model's all are."""
+    return weight.shape[1] % 16 == 0 and weight.shape[2] % 16 == 0
 
 
 def _launch(x: Quantised, weight: Quantised, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -60,4 +65,5 @@ _OP = Op("fp8_linear", _check)
 
 def fp8_linear(x: Quantised, weight: Quantised, bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """See `fp8_linear_reference`; the result has the dtype of `like`, a tensor on the same device."""
-    return (_launch if supported(like.device) and _OP.runs(like) else fp8_linear_reference)(x, weight, bias, like.dtype)
+    on_card = supported(like.device) and fits(weight) and _OP.runs(like)
+    return (_launch if on_card else fp8_linear_reference)(x, weight, bias, like.dtype)

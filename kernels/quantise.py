@@ -15,6 +15,7 @@ from .dispatch import Op, jit, power_of_two, row_warps, tl, wide
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 LEAST = 1e-12  # of a row's largest magnitude: a row of zeros stays zeros
+_WIDE_AT_ONCE = 1 << 24  # numbers of a weight that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,21 @@ def quantise_reference(x: torch.Tensor) -> Quantised:
     x = x.to(wide(x.dtype))
     scale = x.abs().amax(-1, keepdim=True).clamp(min=LEAST) / LARGEST
     return Quantised((x / scale).to(E4M3), scale.float())
+
+
+def quantise_matrix(weight: torch.Tensor) -> Quantised:
+    """weight (out, in): its rows as a Quantised (1, out, in), made in runs of rows: little is held beside it in float32."""
+    values, scale = torch.empty_like(weight, dtype=E4M3), weight.new_empty((len(weight), 1), dtype=torch.float32)
+    at_once = max(1, _WIDE_AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), at_once):
+        rows = quantise_reference(weight[None, start : start + at_once])
+        values[start : start + at_once], scale[start : start + at_once] = rows.values[0], rows.scale[0]
+    return Quantised(values[None], scale[None])
+
+
+def matrix_workspace(weight: torch.Tensor) -> int:
+    """Bytes that `quantise_matrix` takes beside a weight and its result: numbers in float32, their magnitudes, over their scale."""
+    return 3 * 4 * min(weight.numel(), max(_WIDE_AT_ONCE, weight.shape[1]))
 
 
 def write_reference(y: torch.Tensor, dtype: torch.dtype, out: Activation | None, quantised: bool) -> Activation:

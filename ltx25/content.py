@@ -36,7 +36,7 @@ class Content:
         for path, module in block.named_modules():
             lead = f"{path}." if path else ""
             for where in ("_parameters", "_buffers"):
-                named = ((key, value) for key, value in vars(module)[where].items() if value is not None)
+                named = vars(module)[where].items()  # None too: a weight that is stored otherwise is gone from here
                 items += [(path, where, key, value) for key, value in named if not any(fnmatchcase(lead + key, p) for p in stay)]
             items += [(path, "", key, value) for key, value in vars(module).items() if _holds_tensors(value)]
         return Content(items)

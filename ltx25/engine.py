@@ -29,6 +29,7 @@ from .connector import Conditioning, Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
 from .device import release, release_host
+from .dit import check_fp8
 from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, choose, fit
 from .graphs import GraphedDiT, graphs_wanted
@@ -102,6 +103,8 @@ class Engine:
     def open(files: Files, options: Options, device: torch.device) -> Engine:
         """Check files, options and switches; reads headers, no weights. Raises FileError, InputError."""
         check_switches()
+        if options.precision == "fp8":
+            check_fp8(device)
         return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)
 
     def with_loras(self, loras: Sequence[tuple[str | Path, float]]) -> Engine:
@@ -353,15 +356,6 @@ class Engine:
         return self.device.type == "cpu" or is_unified(self.device)
 
     @property
-    def _precision(self) -> str:
-        """How the transformer's weights are kept, for records."""
-        header = self.headers["transformer"]
-        kept = {stored.format.name for stored in header.stored.values() if stored.format.kept}
-        if self.options.precision == "auto" and kept:
-            return "+".join(sorted(kept))
-        return "fp8" if self.options.precision == "fp8" else str(self._dtype).removeprefix("torch.")
-
-    @property
     def _dit(self) -> Transformer:
         """The loaded transformer, with its captured graphs where the device has them."""
         dit = self._opened.parts[TRANSFORMER]["dit"]
@@ -459,7 +453,7 @@ class Engine:
         part = self._opened.parts[TRANSFORMER]
         streams = part.streams if part.loaded else part.wanted < part.bytes or part.bytes + self._sampling_bytes(ready, plan.batched) > self.arbiter.room(self.device)
         how = {
-            "precision": self._precision,
+            "precision": self._opened.precision,
             "residency": "stream" if streams else "resident",
             "batched": plan.batched,
             "graphs": graphs_wanted(self.device) and not streams,
@@ -498,7 +492,8 @@ class Engine:
         legs = max((len(plan.legs) for plan in plans), default=1)
         tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
         batch = len(next(iter(ready.drafts.values())).latent)
-        return sampling_bytes(self._opened.dit, tokens, legs, batched, batch, self._dtype.itemsize, self.device.type)
+        working = sampling_bytes(self._opened.dit, tokens, legs, batched, batch, self._dtype.itemsize, self.device.type)
+        return max(working, self._opened.parts[TRANSFORMER].making)
 
     def _sampling_advice(self, ready: Prepared, short: int) -> str:
         """What would make a denoise fit that lacks `short` bytes."""

@@ -19,7 +19,7 @@ from .predictor import Denoise, Sampler
 
 @dataclass(frozen=True)
 class Options:
-    """How an engine runs. precision: auto, bf16; residency: auto, resident, stream; legs: auto, batched, sequential;
+    """How an engine runs. precision: auto, bf16, fp8; residency: auto, resident, stream; legs: auto, batched, sequential;
     cache: memory, disk, off.
     """
 
@@ -29,18 +29,16 @@ class Options:
     cache: str
 
     def check(self) -> Options:
-        """Return self, or raise InputError for a choice that does not exist or is not built yet."""
-        for name, ready, later in (
-            ("precision", ("auto", "bf16"), ("fp8",)),
-            ("residency", ("auto", "resident", "stream"), ()),
-            ("legs", ("auto", "batched", "sequential"), ()),
-            ("cache", ("memory", "disk", "off"), ()),
+        """Return self, or raise InputError for a choice that does not exist."""
+        for name, choices in (
+            ("precision", ("auto", "bf16", "fp8")),
+            ("residency", ("auto", "resident", "stream")),
+            ("legs", ("auto", "batched", "sequential")),
+            ("cache", ("memory", "disk", "off")),
         ):
             got = getattr(self, name)
-            if got in later:
-                raise InputError(f"{name} '{got}' is not available in this version; choose {' or '.join(ready)}.")
-            if got not in ready:
-                raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(ready)}.")
+            if got not in choices:
+                raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(choices)}.")
         return self
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..kernels.fp8_linear import fp8_linear
 from ..kernels.linear_gelu import linear_gelu
-from ..kernels.quantise import Activation, Quantised, quantise, quantise_reference
+from ..kernels.quantise import Activation, Quantised, quantise, quantise_matrix
 
 
 class Storage(Protocol):
@@ -75,9 +75,9 @@ class RowwiseE4M3:
 
     quantised = True
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """weight (out, in), on its device."""
-        self._weight = quantise_reference(weight[None])
+    def __init__(self, weight: Quantised) -> None:
+        """weight (1, out, in), on its device."""
+        self._weight = weight
 
     @property
     def nbytes(self) -> int:
@@ -91,12 +91,20 @@ class RowwiseE4M3:
 
 
 def store_e4m3(layers: Iterable[Linear]) -> int:
-    """Quantise the weights of filled layers, one after the other: beside them never more than one is held twice.
+    """Let filled layers hold their weights as rows of e4m3, one after the other: beside them never more than one is held twice.
 
-    Returns the bytes they now take.
+    What the file has as e4m3 keeps its bits. Returns the bytes they now take.
     """
     total = 0
     for layer in layers:
-        layer.store(RowwiseE4M3(layer.weight.detach()))
+        if layer.storage is None:
+            layer.store(RowwiseE4M3(quantise_matrix(layer.weight.detach())))
+        else:
+            layer.storage = RowwiseE4M3(layer.storage.e4m3())
         total += layer.storage.nbytes
     return total
+
+
+def e4m3_bytes(outputs: int, inputs: int) -> int:
+    """What a weight (outputs, inputs) takes as rows of e4m3."""
+    return outputs * (inputs + 4)

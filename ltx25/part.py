@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,12 +18,14 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..kernels.quantise import matrix_workspace
 from .checkpoint import Header, check, fill, held_bytes, read_tensors
 from .content import ALIGNED
 from .device import release
 from .formats import Held
 from .instrument import Phase, Watch
 from .instrument.memory import host_free, is_unified
+from .linear import Linear, e4m3_bytes, store_e4m3
 from .streaming import SLOTS, BlockStack
 
 HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybody else
@@ -33,12 +35,17 @@ HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybo
 class Blocks:
     """A module's stack of blocks. path: of its ModuleList; stay: patterns of block parameters that never leave the device.
 
-    lanes(module): the streams blocks run on beside the current one.
+    lanes(module): the streams blocks run on beside the current one. in_fp8(block, number, count): layers, by path, of block
+    `number` of `count`, whose weights are rounded to rows of e4m3 as soon as they are read; None: nothing is rounded.
     """
 
     path: str
     stay: tuple[str, ...] = ()
     lanes: Callable[[nn.Module], Sequence[torch.cuda.Stream]] = lambda module: ()
+    in_fp8: Callable[[nn.Module, int, int], Mapping[str, Linear]] | None = None
+
+    def rounded(self, block: nn.Module, number: int, count: int) -> Mapping[str, Linear]:
+        return {} if self.in_fp8 is None else self.in_fp8(block, number, count)
 
 
 class Changes(Protocol):
@@ -81,6 +88,7 @@ class Part:
     """A loadable group of modules, at most one of which has blocks that may be streamed.
 
     bytes: what it holds on the device when all of it is there; least: when its blocks take turns, slots included.
+    making: what it takes beside that while it is loaded, where blocks are rounded one after the other.
     read_bytes: of its files. residency: "resident" never streams, "stream" keeps no block, "auto" keeps what fits.
     adapter: changes what is filled; None: nothing does.
     """
@@ -94,6 +102,7 @@ class Part:
         self.adapter: Changes | None = None
         self.unloading: list[Callable[[], None]] = []  # called before weights go: who built on their addresses
         self.bytes = 0
+        self.making = 0
         self.read_bytes = 0
         self._block_bytes: tuple[int, ...] = ()
         self._block_read: tuple[int, ...] = ()
@@ -158,7 +167,7 @@ class Part:
         if self._loaded and not (self.streams and kept == len(self._block_bytes)):
             return
         try:
-            if self._modules or kept < len(self._block_bytes):
+            if self._modules or kept < len(self._block_bytes) or self.making:  # block by block, what is rounded fits where all of it would not
                 self._load_blocks(kept, watch)
             else:
                 self._load_whole(watch)
@@ -222,9 +231,15 @@ class Part:
 
     def _measure(self, piece: Piece, module: nn.Module) -> None:
         held, read, slot = [], [], 0
-        for number, block in enumerate(module.get_submodule(piece.blocks.path)):
+        blocks = module.get_submodule(piece.blocks.path)
+        for number, block in enumerate(blocks):
             places = check(block, piece.header, _block_prefix(piece, number))
-            held.append(held_bytes(block, piece.header, places, piece.dtype, piece.held))
+            whole = held_bytes(block, piece.header, places, piece.dtype, piece.held)
+            rounded = {f"{path}.weight": layer.weight for path, layer in piece.blocks.rounded(block, number, len(blocks)).items()}
+            rest = held_bytes(block, piece.header, places, piece.dtype, piece.held, rounded)
+            held.append(rest + sum(e4m3_bytes(*weight.shape) for weight in rounded.values()))
+            self.bytes += held[-1] - whole
+            self.making = max((self.making, *(whole + matrix_workspace(weight) for weight in rounded.values())))
             read.append(sum(map(piece.header.bytes_of, places)))
             slot = max(slot, held[-1] + ALIGNED * len(places))
         self._block_bytes, self._block_read, self._slots_bytes = tuple(held), tuple(read), min(SLOTS, len(held)) * slot
@@ -238,7 +253,11 @@ class Part:
             return 0
         if budget is None or budget >= self.bytes:
             return blocks
-        return max(0, min(blocks - 1, (budget - self.least) // max(self._block_bytes)))
+        there = frozenset() if self._stack is None else self._stack.kept
+        for count in range(blocks - 1, 0, -1):
+            if self.least + sum(self._block_bytes[block] for block in _staying(range(blocks), there, count)) <= budget:
+                return count
+        return 0
 
     def _load_whole(self, watch: Watch) -> None:
         more = 0 if self.adapter is None else self.adapter.bytes
@@ -366,6 +385,7 @@ class _BlocksFile:
         block = copy.deepcopy(self._blank[number])
         told, again = self._told or (lambda n: None), self._told is None
         fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
+        store_e4m3(piece.blocks.rounded(block, number, len(self._blank)).values())
         if self.adapter is not None:
             self.adapter.changed(piece, block, f"{piece.blocks.path}.{number}.", told)
         return block

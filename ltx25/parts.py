@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from .config.text_layout import PROJECTION, TextLayout
 from .config.transformer import CONNECTOR_TENSORS, read_transformer, transformer_prefix
 from .config.video import VideoVAEConfig, read_video_config
 from .connector import Connector
-from .dit import KEEP_STORED, DiT
+from .dit import KEEP_STORED, DiT, fp8_layers
 from .errors import FileError
 from .formats import Held
 from .residency import Blocks, Part, Piece
@@ -30,6 +30,8 @@ from .video import DECODER_UNUSED, build_decoder
 log = logging.getLogger(__name__)
 
 TEXT, CONNECTORS, TRANSFORMER, VIDEO_VAE, AUDIO_VAE = "text encoder", "connectors", "transformer", "video VAE", "audio VAE"
+
+FP8_PRODUCTS = "fp8 products"  # an fp8 file that is decoded for its products is "fp8": another time a forward
 
 # Modulation of many blocks is made in one go, ahead of them, so its tables stay.
 DIT_BLOCKS = Blocks("transformer_blocks", KEEP_STORED, lambda dit: dit.streams)
@@ -56,7 +58,7 @@ WANTED = {
 
 @dataclass(frozen=True)
 class Opened:
-    """What the headers of one set of files say. `parts` by name, weights not read."""
+    """What the headers of one set of files say. `parts` by name, weights not read. precision: the transformer's, for records."""
 
     headers: dict[str, Header]
     tower: TowerConfig
@@ -65,12 +67,14 @@ class Opened:
     video: VideoVAEConfig
     audio: AudioConfig
     parts: dict[str, Part]
+    precision: str
 
 
 def open_parts(files: Files, device: torch.device, precision: str = "auto", residency: str = "auto") -> Opened:
     """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model.
 
-    precision: "auto" leaves a quantised transformer as its file has it; any other decodes it on load.
+    precision: "auto" leaves a quantised transformer as its file has it; "bf16" decodes it on load; "fp8" does too, and rounds
+    the inner blocks to rows of e4m3, in which weights that the file has in e4m3 keep their bits.
     residency: see Part.
     """
     headers = {field.name: open_file(getattr(files, field.name)) for field in fields(files)}
@@ -86,18 +90,28 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
     pieces = {
         TEXT: _text_pieces(text_encoder, tower, compute),
         CONNECTORS: _connector_pieces(transformer, connectors, compute),
-        TRANSFORMER: [_transformer_piece(transformer, dit, compute, Held.FAST if precision == "auto" else Held.DENSE)],
+        TRANSFORMER: [_transformer_piece(transformer, dit, compute, precision)],
         VIDEO_VAE: [Piece("decoder", lambda: build_decoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
-    return Opened(headers, tower, dit, connectors, video, audio, {name: Part(name, some, device, residency) for name, some in pieces.items()})
+    parts = {name: Part(name, some, device, residency) for name, some in pieces.items()}
+    return Opened(headers, tower, dit, connectors, video, audio, parts, _precision(transformer, precision, compute))
 
 
-def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:
+def _precision(header: Header, asked: str, compute: torch.dtype) -> str:
+    kept = {stored.format.name for stored in header.stored.values() if stored.format.kept}
+    if asked == "auto" and kept:
+        return "+".join(sorted(kept))
+    return FP8_PRODUCTS if asked == "fp8" else str(compute).removeprefix("torch.")
+
+
+def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, precision: str) -> Piece:
+    held = {"auto": Held.FAST, "bf16": Held.DENSE, "fp8": Held.FP8}[precision]
+    blocks = replace(DIT_BLOCKS, in_fp8=fp8_layers) if precision == "fp8" else DIT_BLOCKS
     if any(not stored.format.kept for stored in header.stored.values()):
         log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(header.formats), compute)
-    return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held, DIT_BLOCKS)
+    return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held, blocks)
 
 
 def _text_pieces(header: Header, tower: TowerConfig, compute: torch.dtype) -> list[Piece]:

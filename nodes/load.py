@@ -43,8 +43,9 @@ class LoadLTX25Checkpoint(io.ComfyNode):
                     "precision",
                     options=["auto", "bf16", "fp8"],
                     default="auto",
-                    tooltip="How the transformer's weights are kept. auto: as the file has them. fp8: half the memory of bf16, on "
-                    "cards that can multiply fp8; not available yet.",
+                    tooltip="How the transformer's weights are kept. auto: as the file has them. bf16: decoded to bf16. fp8: rounded "
+                    "to fp8 while they are read, two thirds of bf16's memory and faster, a little less exact; for NVIDIA cards since "
+                    "Ada (RTX 40).",
                 ),
                 io.Combo.Input(
                     "residency",

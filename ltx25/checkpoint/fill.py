@@ -18,7 +18,7 @@ Quantised tensors (Header.stored) are decoded, unless the layer that owns the we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from ..errors import FileError
-from ..formats import Dense, Held, Stacked, Weight
+from ..formats import Dense, Fp8, Held, Stacked, Weight
 from .header import Header, Stored
 from .read import read_tensors
 
@@ -149,11 +149,17 @@ def fill(
         raise RuntimeError(f"{type(module).__name__}: {', '.join(empty)} are still on meta after loading {header.name}")
 
 
-def held_bytes(module: nn.Module, header: Header, places: Mapping[str, Slice], dtype: torch.dtype, held: Held) -> int:
-    """What `module` takes on the device once filled, floating tensors as `dtype`; `places` as `check` returned them."""
+def held_bytes(
+    module: nn.Module, header: Header, places: Mapping[str, Slice], dtype: torch.dtype, held: Held, apart: Collection[str] = ()
+) -> int:
+    """What `module` takes on the device once filled, floating tensors as `dtype`; `places` as `check` returned them.
+
+    apart: parameters that do not count.
+    """
     kept = _kept(module, header, places, held)
-    dense = sum(tensor.numel() * dtype.itemsize for name, tensor in module.state_dict(keep_vars=True).items() if name not in kept)
-    sources = (name for names in kept.values() for name in names)
+    named = module.state_dict(keep_vars=True).items()
+    dense = sum(tensor.numel() * dtype.itemsize for name, tensor in named if name not in kept and name not in apart)
+    sources = (source for name, names in kept.items() if name not in apart for source in names)
     return dense + sum(_held_as_stored(header, name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
 
 
@@ -201,7 +207,8 @@ def _kept(module: nn.Module, header: Header, places: Mapping[str, Slice], held: 
     for name, parts in sources.items():
         path, _, leaf = name.rpartition(".")
         formats = [header.stored[part].format for part in parts if part in header.stored]
-        if leaf == "weight" and formats and all(f.kept for f in formats) and hasattr(module.get_submodule(path), "store"):
+        stays = all(f.kept and (held is not Held.FP8 or isinstance(f, Fp8)) for f in formats)
+        if leaf == "weight" and formats and stays and hasattr(module.get_submodule(path), "store"):
             kept[name] = parts
     return kept
 

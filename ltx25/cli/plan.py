@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..dit import check_fp8
 from ..errors import InputError
 from ..instrument.history import read_runs
 from ..instrument.models import Models, published
@@ -22,7 +23,7 @@ from ..instrument.plan_text import (
 from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
-from .render import FLAGS, SLOTS, chosen_device, chosen_files
+from .render import FLAGS, OPTIONS, SLOTS, chosen_device, chosen_files
 from .runs import runs_folder
 
 LEFT_OUT = ("negative", "width", "height", "frames", "seed")  # flags of a render that cost nothing, or have a form of their own here
@@ -46,7 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         if name not in LEFT_OUT:
             parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=name.split("_")[-1].upper(), help=text or None)
     parser.add_argument("--batch-size", type=int, default=1, metavar="N")
-    parser.add_argument("--legs", choices=("auto", "batched", "sequential"), default="auto")
+    for name in ("precision", "legs"):
+        parser.add_argument("--" + name, choices=OPTIONS[name], default="auto", help="default auto")
     models = parser.add_argument_group("model files (all four; none: the published sizes)")
     for slot in SLOTS:
         models.add_argument("--" + slot.replace("_", "-"), metavar="FILE")
@@ -59,7 +61,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     device = chosen_device(arguments.device)
     named = [getattr(arguments, slot) for slot in SLOTS if getattr(arguments, slot) is not None]
-    models = Models.of(open_parts(chosen_files(arguments)[0], device)) if named or arguments.tiny else published(device)
+    if arguments.precision == "fp8":
+        check_fp8(device)
+    if named or arguments.tiny:
+        models = Models.of(open_parts(chosen_files(arguments)[0], device, arguments.precision))
+    else:
+        models = published(device, arguments.precision == "fp8")
     runs, skipped = read_runs(runs_folder(arguments.runs))
     for line in skipped:
         print(line, file=sys.stderr)

@@ -1,7 +1,7 @@
 """The audio-video diffusion transformer. `model.py` first."""
 
 from .adaln import StepTables
-from .fp8 import check_fp8, quantise
+from .fp8 import check_fp8, fp8_layers, quantise
 from .geometry import Geometry, timestep_of_tokens
 from .modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .model import KEEP_STORED, DiT
@@ -18,6 +18,7 @@ __all__ = [
     "Stream",
     "Velocity",
     "check_fp8",
+    "fp8_layers",
     "patchify_audio",
     "patchify_video",
     "quantise",

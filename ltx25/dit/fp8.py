@@ -25,10 +25,13 @@ def check_fp8(device: torch.device) -> None:
 @torch.no_grad()
 def quantise(dit: DiT) -> int:
     """Store the inner blocks' weights as row-wise e4m3, one after the other; returns the bytes these now take."""
-    return sum(store_e4m3(fp8_layers(block)) for block in list(dit.transformer_blocks)[1:-1])
+    blocks = dit.transformer_blocks
+    return sum(store_e4m3(fp8_layers(block, number, len(blocks)).values()) for number, block in enumerate(blocks))
 
 
-def fp8_layers(block: Block) -> list[Linear]:
-    """The linear layers of a block that run in fp8: all but text attention's."""
+def fp8_layers(block: Block, number: int, count: int) -> dict[str, Linear]:
+    """The linear layers, by path, that run in fp8 in block `number` of `count`: all but text attention's, none in the outermost."""
+    if number in (0, count - 1):
+        return {}
     kept = {id(layer) for attention in (block.attn2, block.audio_attn2) for layer in attention.modules()}
-    return [layer for layer in block.modules() if isinstance(layer, Linear) and id(layer) not in kept]
+    return {path: layer for path, layer in block.named_modules() if isinstance(layer, Linear) and id(layer) not in kept}

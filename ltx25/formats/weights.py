@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.int8_linear import int8_linear, supported
+from ...kernels.quantise import E4M3, Quantised, quantise_matrix
 from .fp8 import dequantise_fp8
 from .ggml import BlockType, dequantise_ggml
 from .int8 import dequantise_int8, row_scale
@@ -27,6 +28,7 @@ class Held(Enum):
     DENSE = "decoded on load"
     EXACT = "as stored, multiplied in the precision of activations"
     FAST = "as stored, multiplied in their own precision where the device can"
+    FP8 = "fp8 as stored, all others decoded on load: what is then multiplied in fp8 has been rounded once"
 
 
 Parts = Mapping[str, torch.Tensor]  # of one weight, by role: "weight", "scale", ...
@@ -46,6 +48,9 @@ class Weight(Protocol):
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """(out, in): the numbers it stands for."""
+
+    def e4m3(self) -> Quantised:
+        """(1, out, in): what fp8 products read. Rows that are e4m3 already keep their bits, others are rounded."""
 
 
 class Format(Protocol):
@@ -136,6 +141,9 @@ class Widened:
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         raise NotImplementedError
 
+    def e4m3(self) -> Quantised:
+        return quantise_matrix(self.dense(torch.float32))
+
 
 class Int8Weight(Widened):
     """values (N, K) int8, scale (N, 1) float32. Multiplied in int8 where that is allowed and the device can."""
@@ -171,6 +179,12 @@ class Fp8Weight(Widened):
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_fp8(self.values, self.scale, dtype)
+
+    def e4m3(self) -> Quantised:
+        if self.values.dtype is not E4M3:
+            return super().e4m3()
+        scale = self.values.new_ones((self.rows, 1), dtype=torch.float32) if self.scale is None else self.scale
+        return Quantised(self.values[None], scale[None])
 
 
 class GgmlWeight(Widened):
@@ -222,6 +236,10 @@ class Stacked:
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.cat([weight.dense(dtype) for weight in self.weights])
+
+    def e4m3(self) -> Quantised:
+        parts = [weight.e4m3() for weight in self.weights]
+        return Quantised(torch.cat([part.values for part in parts], 1), torch.cat([part.scale for part in parts], 1))
 
 
 def _rows(stack: Sequence[Parts], role: str) -> torch.Tensor:

@@ -44,12 +44,18 @@ class Forecast:
         self.series = {key: found for key, found in measured_series(runs).items() if (key.device, key.model) == (device, model)}
         self._laws = {key: law_of(found) for key, found in self.series.items()}
 
-    def group(self, legs: str, kind: str, linear: float, attention: float, tokens: int, batched: bool | None) -> Guess | None:
-        """One group of so many TFLOP and tokens; None without any record. Other legs' records serve where these have none."""
+    def group(
+        self, legs: str, kind: str, linear: float, attention: float, tokens: int, batched: bool | None, precision: str | None = None
+    ) -> Guess | None:
+        """One group of so many TFLOP and tokens; None without any record. Records of other legs, or of weights in another
+        precision, serve where these have none.
+        """
+        found = [key for key in self.series if precision in (None, dict(key.how).get("precision", precision))]
+        foreign = "" if found else " in another precision"
         for exact in (True, False):
-            choices = [key for key in self.series if not exact or (key.legs, key.kind) == (legs, kind)]
+            choices = [key for key in found or self.series if not exact or (key.legs, key.kind) == (legs, kind)]
             choices.sort(key=lambda key: (batched in (None, dict(key.how).get("batched")), len(self.series[key].seconds)), reverse=True)
-            other = "" if exact else " of other legs"
+            other = ("" if exact else " of other legs") + foreign
             for key in choices:
                 law = self._laws[key]
                 if isinstance(law, Law):
@@ -58,7 +64,7 @@ class Forecast:
                     basis = f"law of {len(law.points)} geometries{other}, within {100 * law.error:.0f} %{mark}"
                     seconds = law.seconds(linear, attention)
                     between = max(0.0, seconds * (1 - law.error)), seconds * (1 + law.error)
-                    return Guess(seconds, self.series[key].warm_up or 0.0, basis, outside or not exact, between)
+                    return Guess(seconds, self.series[key].warm_up or 0.0, basis, outside or bool(other), between)
             if choices:
                 return _in_proportion(self.series[choices[0]], linear + attention, other)
         return None
@@ -68,7 +74,7 @@ class Forecast:
         tokens = sum((facts.get("tokens") or {}).values())
         seconds, least, most, bases = 0.0, 0.0, 0.0, []
         for work in facts.get("work") or ():
-            guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"))
+            guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"), facts.get("precision"))
             if guess is None:
                 return ""
             seconds += work["groups"] * guess.seconds + guess.warm_up

@@ -12,13 +12,15 @@ from ..config.connector import ConnectorConfig, ConnectorStream
 from ..config.dit import DiTConfig
 from ..config.text import TowerConfig
 from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, Resample, ResStack
-from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Opened
+from ..parts import AUDIO_VAE, CONNECTORS, FP8_PRODUCTS, TEXT, TRANSFORMER, VIDEO_VAE, Opened
 from ..shapes import PUBLISHED_COMPRESSION, Compression
 
 
 @dataclass(frozen=True)
 class Models:
-    """`read` and `held`: part name -> bytes in the file, bytes on the device. `name` is what a plan calls the model."""
+    """`read` and `held`: part name -> bytes in the file, bytes on the device. `name` is what a plan calls the model;
+    `precision` the transformer's, as records say it.
+    """
 
     name: str
     dit: DiTConfig
@@ -29,6 +31,7 @@ class Models:
     compression: Compression
     read: Mapping[str, int]
     held: Mapping[str, int]
+    precision: str
 
     @staticmethod
     def of(opened: Opened) -> Models:
@@ -43,6 +46,7 @@ class Models:
             compression=opened.video.compression,
             read={name: part.read_bytes for name, part in opened.parts.items()},
             held={name: part.bytes for name, part in opened.parts.items()},
+            precision=opened.precision,
         )
 
     @property
@@ -51,8 +55,11 @@ class Models:
         return f"{self.dit.layers} blocks of {self.dit.width}/{self.dit.audio_width}"
 
 
-def published(device: torch.device) -> Models:
-    """The files at huggingface.co/Lightricks/LTX-2.5 (bf16, convolutional decoder), for a plan before they are downloaded."""
+def published(device: torch.device, in_fp8: bool = False) -> Models:
+    """The files at huggingface.co/Lightricks/LTX-2.5 (bf16, convolutional decoder), for a plan before they are downloaded.
+
+    in_fp8: the transformer as precision fp8 holds it on a card.
+    """
     generator = GeneratorConfig(
         inputs=128,
         channels=1536,
@@ -65,11 +72,11 @@ def published(device: torch.device) -> Models:
     bandwidth = GeneratorConfig(128, 512, (6, 5, 2, 2, 2), (12, 11, 4, 4, 4), (3, 7, 11), ((1, 3, 5),) * 3, "none")
     stages = (ResStack(2), Resample((2, 2, 2), 2), ResStack(2), Resample((2, 2, 2), 1), ResStack(4), Resample((2, 1, 1), 2), ResStack(6))
     read = {TEXT: 26_126_823_008, CONNECTORS: 4_032_332_800, TRANSFORMER: 37_985_180_160, VIDEO_VAE: 814_338_656, AUDIO_VAE: 321_474_516}
-    held = {**read, TRANSFORMER: 37_975_718_400, AUDIO_VAE: 642_949_032}  # the vocoder runs in float32 everywhere
+    held = {**read, TRANSFORMER: 24_079_685_120 if in_fp8 else 37_975_718_400, AUDIO_VAE: 642_949_032}  # the vocoder runs in float32 everywhere
     if device.type == "cpu":  # weights are widened to float32 there
         held = {name: n if name == AUDIO_VAE else 2 * n for name, n in held.items()}
     return Models(
-        name="the published LTX-2.5 files in bf16",
+        name="the published LTX-2.5 files in bf16" + (", the transformer made fp8" if in_fp8 else ""),
         dit=DiTConfig(
             layers=48,
             heads=32,
@@ -119,4 +126,5 @@ def published(device: torch.device) -> Models:
         compression=PUBLISHED_COMPRESSION,
         read=read,
         held=held,
+        precision=FP8_PRODUCTS if in_fp8 else "float32" if device.type == "cpu" else "bfloat16",
     )

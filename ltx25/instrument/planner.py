@@ -213,7 +213,7 @@ class Planner:
             flops = group_flops(self.models.dit, plan, video, audio, text) * batch
             legs = "+".join(leg.value for leg in plan.legs)
             work = flops.linear / TERA, flops.attention / TERA
-            guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, self._batched)
+            guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, self._batched, self.models.precision)
             if guess is None:
                 rate = SHARE["sample"] * self._speed.flops
                 basis = f"{UNSURE}: {100 * SHARE['sample']:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s, no record of this device"

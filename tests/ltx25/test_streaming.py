@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from comfyui_ltx25.kernels.quantise import quantise_matrix
 from comfyui_ltx25.ltx25 import part as parts
 from comfyui_ltx25.ltx25 import streaming
 from comfyui_ltx25.ltx25.content import Content, pack, packed_bytes
@@ -184,7 +185,7 @@ def test_weights_kept_as_stored_move_with_the_block():
     block = nn.Sequential(Linear(32, 16), Linear(16, 8, bias=False))
     for parameter in block.parameters():
         nn.init.normal_(parameter, generator=WEIGHTS)
-    block[0].store(RowwiseE4M3(block[0].weight.detach()))
+    block[0].store(RowwiseE4M3(quantise_matrix(block[0].weight.detach())))
     content = Content.of(block)
     packed = pack(content, torch.empty(packed_bytes(content), dtype=torch.uint8))
     twin = nn.Sequential(Linear(32, 16), Linear(16, 8, bias=False))

@@ -68,7 +68,7 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
     record = RunRecord(folder, {"device": device, "device_type": "cuda", "torch": "2.13", "pack": "0.1.0", **facts})
     memory = Memory()
     watch = Watch([record], memory)
-    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bf16", batched=True)
+    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bfloat16", batched=True)
     group = law_seconds(work["work"][0]["linear"], work["work"][0]["attention"])
     with record:
         with watch.phase("load.read", total=40 << 30, unit="byte") as phase:

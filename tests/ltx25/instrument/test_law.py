@@ -74,7 +74,7 @@ def runs(tmp_path, monkeypatch):
 def test_records_give_points_with_warm_up_apart(runs):
     (series, measured), = measured_series(runs).items()
     assert series.legs == "cond+uncond+stg+mod" and series.device == "Toy card"
-    assert dict(series.how) == {"precision": "bf16", "batched": True}
+    assert dict(series.how) == {"precision": "bfloat16", "batched": True}
     assert sorted(measured.seconds) == [(1344, 26), (4032, 51), (7488, 101)]
     assert [len(run) for run in measured.seconds[7488, 101]] == [5, 3]  # the failed run counts with what it finished
     assert measured.warm_up == pytest.approx(2.0, abs=0.1)

@@ -57,8 +57,8 @@ def bare():
 def test_published_sizes_are_those_of_the_published_files(tmp_path):
     names = ("ltx-2.5-22b-dev-transformer-bf16", "gemma4-12b-with-proj-ltx-2.5-bf16", "ltx-2.5-video-vae-conv-bf16", "ltx-2.5-audio-vae-bf16")
     files = Files(*(write_published(name, tmp_path) for name in names))
-    for device in (CARD, torch.device("cpu")):
-        ours, theirs = published(device), Models.of(open_parts(files, device))
+    for device, precision in ((CARD, "auto"), (CARD, "fp8"), (torch.device("cpu"), "auto")):
+        ours, theirs = published(device, precision == "fp8"), Models.of(open_parts(files, device, precision))
         for field in fields(Models):
             if field.name != "name":
                 assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
@@ -307,3 +307,21 @@ def test_what_cannot_be_read_is_refused_with_an_example(parse, text):
 def test_no_length_is_refused(seconds):
     with pytest.raises(InputError):
         frames_of(seconds, 24.0)
+
+
+def test_records_of_the_same_precision_go_first_and_others_are_named(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    for n, size in enumerate(SIZES):
+        render(tmp_path, clock, *size, seed=n, device=device_name(CARD))
+    for path in list(tmp_path.glob("*.jsonl")):
+        text = path.read_text()
+        assert '"precision":"bfloat16"' in text
+        halved = re.sub(r'"seconds":([\d.e-]+)', lambda found: f'"seconds":{float(found[1]) / 2}', text)
+        (path.parent / f"{path.stem}-fp8.jsonl").write_text(halved.replace("bfloat16", "fp8 products"))
+    runs = read_runs(tmp_path)[0]
+    fast, plain = (Planner(published(CARD, in_fp8), CARD, runs, True, SPEED).plan(request(*SIZES[1])) for in_fp8 in (True, False))
+    seconds = [next(phase for phase in plan.phases if phase.name == "sample").seconds for plan in (fast, plain)]
+    assert seconds[0] == pytest.approx(seconds[1] / 2, rel=0.1)
+    only = [run for run in runs if "fp8" not in run.path.name]
+    other = next(phase for phase in Planner(published(CARD, True), CARD, only, True, SPEED).plan(request(*SIZES[1])).phases if phase.name == "sample")
+    assert other.seconds == pytest.approx(seconds[1]) and "in another precision" in other.basis and other.extrapolated
