@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..kernels.nvfp4_linear import supported as multiplies_nvfp4
 from .audio.decode import UNUSED as AUDIO_UNUSED
 from .audio.decode import SoundDecoder
 from .checkpoint import Header, Kind, open_file, require_kind
@@ -73,7 +74,7 @@ class Opened:
 def open_parts(files: Files, device: torch.device, precision: str = "auto", residency: str = "auto") -> Opened:
     """Read and check all headers: kinds, pairing, names, shapes. Raises FileError for whatever cannot become a model.
 
-    precision: "auto" leaves a quantised transformer as its file has it; "bf16" decodes it on load; "fp8" does too, and rounds
+    precision: "auto" leaves a quantised transformer as its file has it, nvfp4 where the device multiplies it; "bf16" decodes it on load; "fp8" does too, and rounds
     the inner blocks to rows of e4m3, in which weights that the file has in e4m3 keep their bits.
     residency: see Part.
     """
@@ -87,30 +88,32 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
     video, audio = read_video_config(headers["video_vae"]), read_audio_config(headers["audio_vae"])
     _check_latents(headers, dit, video, audio)
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
+    native = Held.NATIVE if multiplies_nvfp4(device) else Held.FAST
+    held = {"auto": native, "bf16": Held.DENSE, "fp8": Held.FP8}[precision]
     pieces = {
         TEXT: _text_pieces(text_encoder, tower, compute),
         CONNECTORS: _connector_pieces(transformer, connectors, compute),
-        TRANSFORMER: [_transformer_piece(transformer, dit, compute, precision)],
+        TRANSFORMER: [_transformer_piece(transformer, dit, compute, held)],
         VIDEO_VAE: [Piece("decoder", lambda: build_decoder(video.decoder), headers["video_vae"], video.prefix, compute, DECODER_UNUSED, ())],
         # The vocoder runs in float32 on every device: in bf16 its hundred convolutions lose what makes speech clear.
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
     parts = {name: Part(name, some, device, residency) for name, some in pieces.items()}
-    return Opened(headers, tower, dit, connectors, video, audio, parts, _precision(transformer, precision, compute))
+    return Opened(headers, tower, dit, connectors, video, audio, parts, _precision(transformer, held, compute))
 
 
-def _precision(header: Header, asked: str, compute: torch.dtype) -> str:
-    kept = {stored.format.name for stored in header.stored.values() if stored.format.kept}
-    if asked == "auto" and kept:
-        return "+".join(sorted(kept))
-    return FP8_PRODUCTS if asked == "fp8" else str(compute).removeprefix("torch.")
+def _precision(header: Header, held: Held, compute: torch.dtype) -> str:
+    kept = {stored.format.name for stored in header.stored.values() if stored.format.stays(held)}
+    if held is Held.FP8:
+        return FP8_PRODUCTS
+    return "+".join(sorted(kept)) if kept else str(compute).removeprefix("torch.")
 
 
-def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, precision: str) -> Piece:
-    held = {"auto": Held.FAST, "bf16": Held.DENSE, "fp8": Held.FP8}[precision]
-    blocks = replace(DIT_BLOCKS, in_fp8=fp8_layers) if precision == "fp8" else DIT_BLOCKS
-    if any(not stored.format.kept for stored in header.stored.values()):
-        log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(header.formats), compute)
+def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:
+    blocks = replace(DIT_BLOCKS, in_fp8=fp8_layers) if held is Held.FP8 else DIT_BLOCKS
+    decoded = sorted({stored.format.name for stored in header.stored.values() if not stored.format.stays(held)})
+    if decoded:
+        log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(decoded), compute)
     return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held, blocks)
 
 

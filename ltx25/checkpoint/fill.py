@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from ..errors import FileError
-from ..formats import Dense, Fp8, Held, Stacked, Weight
+from ..formats import Dense, Held, Stacked, Weight
 from .header import Header, Stored
 from .read import read_tensors
 
@@ -164,10 +164,11 @@ def held_bytes(
 
 
 def _held_as_stored(header: Header, name: str) -> int:
-    """A scale is held per row, also where the file has one for all rows."""
+    """The scale of a whole weight, of nvfp4's two the second, is held per row, also where the file has one for all rows."""
     parts = header.stored[name].parts
-    weight = parts["weight"].end - parts["weight"].begin
-    return weight + (4 * header.tensors[name].shape[0] if "scale" in parts else 0)
+    whole = "scale_2" if "scale_2" in parts else "scale"
+    others = sum(info.end - info.begin for role, info in parts.items() if role != whole)
+    return others + (4 * header.tensors[name].shape[0] if whole in parts else 0)
 
 
 def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None], reread: bool = False) -> None:
@@ -207,8 +208,8 @@ def _kept(module: nn.Module, header: Header, places: Mapping[str, Slice], held: 
     for name, parts in sources.items():
         path, _, leaf = name.rpartition(".")
         formats = [header.stored[part].format for part in parts if part in header.stored]
-        stays = all(f.kept and (held is not Held.FP8 or isinstance(f, Fp8)) for f in formats)
-        if leaf == "weight" and formats and stays and hasattr(module.get_submodule(path), "store"):
+        stays = formats and all(f.stays(held) for f in formats)
+        if leaf == "weight" and stays and hasattr(module.get_submodule(path), "store"):
             kept[name] = parts
     return kept
 

@@ -138,7 +138,11 @@ class _Found:
             raise self._error(name, f"of shape {list(info.shape)} does not fit block scales {list(blocks.shape)} and {scale.numel} tensor scales of nvfp4")
         if f"{layer}.pre_quant_scale" in self._tensors:
             raise self._error(f"{layer}.pre_quant_scale", "scales the layer's input, which is not supported")
-        self._keep(name, (rows, 2 * half), Nvfp4(), {"weight": info, "scale": blocks, "scale_2": scale})
+        parts = {"weight": info, "scale": blocks, "scale_2": scale}
+        inputs = self._tensors.get(f"{layer}.input_scale")
+        if inputs is not None and inputs.dtype is torch.float32 and inputs.numel == 1:
+            parts["input_scale"] = inputs
+        self._keep(name, (rows, 2 * half), Nvfp4(), parts)
 
     def _fp8(self, name: str) -> None:
         info, layer = self._tensors[name], name.removesuffix(".weight")

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.int8_linear import int8_linear, supported
+from ...kernels.nvfp4_linear import TILE_ROWS, nvfp4_linear, runs
 from ...kernels.quantise import E4M3, Quantised, quantise_matrix
 from .fp8 import dequantise_fp8
 from .ggml import BlockType, dequantise_ggml
@@ -27,10 +28,12 @@ class Held(Enum):
 
     DENSE = "decoded on load"
     EXACT = "as stored, multiplied in the precision of activations"
-    FAST = "as stored, multiplied in their own precision where the device can"
+    FAST = "as stored but for nvfp4, multiplied in their own precision where the device can"
+    NATIVE = "the same on a device that multiplies nvfp4: that stays as stored too"
     FP8 = "fp8 as stored, all others decoded on load: what is then multiplied in fp8 has been rounded once"
 
 
+_AS_STORED = (Held.EXACT, Held.FAST, Held.NATIVE)
 Parts = Mapping[str, torch.Tensor]  # of one weight, by role: "weight", "scale", ...
 
 
@@ -57,7 +60,9 @@ class Format(Protocol):
     """How one weight is stored. Equal formats of one width may be stacked row by row."""
 
     name: str
-    kept: bool  # weights stay in this format on the device; else they are decoded when they are loaded
+
+    def stays(self, held: Held) -> bool:
+        """Whether weights stay in this format on the device; else they are decoded when they are loaded."""
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         """The weight in its logical shape."""
@@ -72,7 +77,9 @@ class Int8:
 
     group: int | None
     name = "int8"
-    kept = True
+
+    def stays(self, held: Held) -> bool:
+        return held in _AS_STORED
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_int8(parts["weight"], parts["scale"], self.group, dtype)
@@ -86,7 +93,9 @@ class Fp8:
     """See fp8.py."""
 
     name = "fp8"
-    kept = True
+
+    def stays(self, held: Held) -> bool:
+        return held in _AS_STORED or held is Held.FP8
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_fp8(parts["weight"], parts.get("scale"), dtype)
@@ -98,16 +107,25 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """See nvfp4.py. Decoded on load: few devices multiply it."""
+    """See nvfp4.py. Decoded on load where the device does not multiply it."""
 
     name = "nvfp4"
-    kept = False
+
+    def stays(self, held: Held) -> bool:
+        return held is Held.NATIVE
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_nvfp4(parts["weight"], parts["scale"], parts["scale_2"], dtype)
 
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
-        raise NotImplementedError("nvfp4 weights are decoded on load")
+        if len(stack) > 1 and any(len(parts["weight"]) % TILE_ROWS for parts in stack):  # a tile would hold rows of two
+            return Stacked([self.weight([parts], exact) for parts in stack])
+        scales = torch.cat([parts["scale"].flatten() for parts in stack])
+        rows = torch.cat([parts["scale_2"].float().reshape(1, 1).expand(len(parts["weight"]), 1) for parts in stack])
+        inputs = [parts["input_scale"].float().reshape(()) for parts in stack if "input_scale" in parts]
+        # Merged weights read one input: the widest of its calibrated scales holds it for all.
+        x_scale = torch.stack(inputs).amax() if len(inputs) == len(stack) else None
+        return Nvfp4Weight(_rows(stack, "weight"), scales, rows, x_scale, exact)
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,9 @@ class Ggml:
 
     kind: BlockType
     shape: tuple[int, ...]
-    kept = True
+
+    def stays(self, held: Held) -> bool:
+        return held in _AS_STORED
 
     @property
     def name(self) -> str:
@@ -187,6 +207,30 @@ class Fp8Weight(Widened):
         return Quantised(self.values[None], scale[None])
 
 
+class Nvfp4Weight(Widened):
+    """values (N, K / 2) uint8, scales e4m3 in tiles, scale (N, 1) float32; x_scale () of activations, None: their own.
+
+    Multiplied in four bits where that is allowed and the device can and was seen right, else decoded for each product.
+    """
+
+    def __init__(self, values: torch.Tensor, scales: torch.Tensor, scale: torch.Tensor, x_scale: torch.Tensor | None, exact: bool) -> None:
+        self.values, self.scales, self.scale, self.x_scale = values, scales, scale, x_scale
+        self.rows = len(values)
+        self._exact = exact
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.values, self.scales, self.scale, self.x_scale) if part is not None)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        if not self._exact and runs(self.values, like):
+            return nvfp4_linear(x, self.values, self.scales, self.scale, self.x_scale, bias, like.dtype)
+        return super().product(x, bias, like)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        return dequantise_nvfp4(self.values, self.scales, self.scale, dtype)
+
+
 class GgmlWeight(Widened):
     """bytes (N, row bytes) uint8."""
 
@@ -223,8 +267,8 @@ class Stacked:
     quantised = False
 
     def __init__(self, weights: Sequence[Weight]) -> None:
-        self.weights = tuple(weights)
-        self.rows = sum(weight.rows for weight in weights)
+        self.weights = tuple(part for weight in weights for part in (weight.weights if isinstance(weight, Stacked) else (weight,)))
+        self.rows = sum(weight.rows for weight in self.weights)
 
     @property
     def nbytes(self) -> int:

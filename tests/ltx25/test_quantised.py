@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from comfyui_ltx25.kernels import nvfp4_linear
 from comfyui_ltx25.ltx25.checkpoint import check, held_bytes, open_file
 from comfyui_ltx25.ltx25.config.connector import AUDIO, VIDEO
 from comfyui_ltx25.ltx25.config.text import FeatureConfig, TowerConfig
@@ -13,7 +14,9 @@ from comfyui_ltx25.ltx25.connector import Connector
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError
 from comfyui_ltx25.ltx25.formats import Fp8, Held, Int8, Nvfp4, Stacked
+from comfyui_ltx25.ltx25.formats.weights import Nvfp4Weight
 from comfyui_ltx25.ltx25.text import FeatureProjection, Tower
+from comfyui_ltx25.tests.support import nvfp4 as hardware
 from comfyui_ltx25.tests.support.files import fixture, fixture_names, write_sparse
 from comfyui_ltx25.tests.support.quantised import SAFETENSORS, read_all, write_gguf, write_quantised
 from comfyui_ltx25.tests.support.renders import WATCH, off, open_engine, sampled
@@ -169,6 +172,40 @@ def test_streamed_blocks_of_a_quantised_file_give_the_resident_clip(made):
     path = made("transformer", "int8")
     one, other = (sampled(open_engine("auto", residency, transformer=path)) for residency in ("resident", "stream"))
     assert torch.equal(one.video, other.video) and torch.equal(one.audio, other.audio)
+
+
+def test_nvfp4_stays_as_stored_where_the_device_multiplies_it(plain, made, monkeypatch):
+    """A pretended device: its products written out, or found wrong at the first use, when weights are decoded for each."""
+    path = made("transformer", "nvfp4-bare")  # as published
+    decoded = open_engine(transformer=path)
+    wanted = sampled(decoded, conditioning=plain[0])
+    assert decoded.opened.precision == "float32"
+    monkeypatch.setattr("comfyui_ltx25.ltx25.parts.multiplies_nvfp4", lambda device: True)
+    clips = {}
+    for residency in ("resident", "stream"):
+        engine = open_engine("auto", residency, transformer=path)
+        part, other = (one.opened.parts["transformer"] for one in (engine, decoded))
+        clips[residency] = sampled(engine, conditioning=plain[0])
+        assert off(clips[residency].video, wanted.video) < 1e-5 and engine.opened.precision == "nvfp4"
+        assert part.bytes < 0.6 * other.bytes and part.held == (part.bytes if residency == "resident" else part.least)
+    assert torch.equal(clips["stream"].video, clips["resident"].video)
+    engine = open_engine(transformer=path)
+    part = engine.opened.parts["transformer"]
+    part.load(WATCH)
+    storages = [layer.storage for layer in part["dit"].modules() if getattr(layer, "storage", None) is not None]
+    assert sum(kept.nbytes for kept in storages) + sum(t.nbytes for t in part["dit"].state_dict().values()) == part.bytes
+    kept = [one for kept in storages for one in getattr(kept, "weights", (kept,)) if isinstance(one, Nvfp4Weight)]
+    header = open_file(path)
+    rows = sum(header.tensors[name].shape[0] for name in header.stored if "_connector." not in name)
+    assert sum(one.rows for one in kept) == rows and all(one.x_scale is not None for one in kept)
+    calls = []
+    monkeypatch.setattr("comfyui_ltx25.ltx25.formats.weights.runs", lambda packed, like: nvfp4_linear.fits(packed))
+    monkeypatch.setattr(nvfp4_linear, "_multiply", lambda *args: calls.append(args) or hardware.multiply(*args))
+    for one in kept:
+        one.x_scale = None  # the test's file has made-up ones
+    got = sampled(engine, conditioning=plain[0])
+    assert len(calls) == 2 * sum(map(nvfp4_linear.fits, (one.values for one in kept)))
+    assert off(got.video, wanted.video) > 0.01 and off(got.video, plain[1].video) < 1.5 * CLIP["nvfp4"]
 
 
 @pytest.mark.parametrize("storage", ["int8", "fp8-weight_scale", "nvfp4-bare"])
