@@ -88,7 +88,7 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
     video, audio = read_video_config(headers["video_vae"]), read_audio_config(headers["audio_vae"])
     _check_latents(headers, dit, video, audio)
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
-    native = Held.NATIVE if multiplies_nvfp4(device) else Held.FAST
+    native = Held.NATIVE if "nvfp4" in transformer.formats and multiplies_nvfp4(device) else Held.FAST
     held = {"auto": native, "bf16": Held.DENSE, "fp8": Held.FP8}[precision]
     pieces = {
         TEXT: _text_pieces(text_encoder, tower, compute),

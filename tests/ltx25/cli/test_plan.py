@@ -92,3 +92,8 @@ def test_a_budget_nobody_can_read_is_refused_with_an_example(plan, arguments, ca
 def test_a_batch_of_nothing_is_refused(plan):
     code, shown = plan("--batch-size", "0")
     assert code == 2 and "batch_size 0" in shown.err and not shown.out
+
+
+def test_fp8_is_refused_where_the_device_has_none(plan):
+    code, shown = plan("--precision", "fp8")
+    assert code == 2 and "precision fp8 needs a card" in shown.err and not shown.out
