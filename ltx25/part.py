@@ -279,11 +279,13 @@ class Part:
         turns = [block for block in every if block not in stay]
         parking = self._host_has_room(sum(self._block_bytes[block] for block in turns))
         facts = {"residency": "stream", "kept_blocks": kept, "source": "host memory" if parking else "file"} if turns else {"residency": "resident"}
-        with watch.phase("load.read", total=0, unit="byte", part=self.name, **facts) as phase:
-            there = frozenset() if self._stack is None else self._stack.kept | self._stack.parked
-            phase.total = sum(self._block_read[block] for block in every if block not in there and (parking or block in stay))
-            if not self._modules:
-                phase.total += self.read_bytes - sum(self._block_read)
+        parked = frozenset() if self._stack is None else self._stack.parked
+        there = parked if self._stack is None else self._stack.kept | parked
+        reading = sum(self._block_read[block] for block in every if block not in there and (parking or block in stay))
+        if not self._modules:
+            reading += self.read_bytes - sum(self._block_read)
+        staged = 0 if reading else sum(self._block_bytes[block] for block in stay & parked)
+        with watch.phase("load.read" if reading else "load.stage", total=reading or staged, unit="byte", part=self.name, **facts) as phase:
             read = self._reader(phase)
             if not self._modules:
                 for piece in self.pieces:
@@ -297,6 +299,8 @@ class Part:
                 for block in every:
                     if block in stay and block not in self._stack.kept:
                         self._stack.fetch(block)
+                        if not reading and block in parked:
+                            read(self._block_bytes[block])
                     elif block in turns and parking and block not in self._stack.parked:
                         self._stack.park(block)
         if turns:

@@ -9,7 +9,8 @@ A phase has a total in its own unit (layers, bytes, forwards, chunks). `tick` re
 cancel; `within` reports progress inside a unit without counting; `moved` counts bytes between host and device. Phases
 nest. When nothing was told for 0.9 s, a thread of the watch tells every sink that the open phase still runs (`beat`).
 Sinks (terminal, host, run record) decide what to show.
-Phase names: load.read, load.stage, text.tokenize, text.tower, text.project, text.connect, text.duration,
+Phase names: load.read (weights from their file), load.stage (what is done to loaded ones: a LoRA put on, blocks back from host
+memory), text.tokenize, text.tower, text.project, text.connect, text.duration,
 encode.video, encode.audio, sample, upscale, refine, decode.video, decode.audio, mux.
 """
 
