@@ -108,7 +108,7 @@ def _fp8(spelling: str | None, dtype: torch.dtype) -> Callable[[Tensors, str], N
 
 
 def write_gguf(source: Path, target: Path, coarse: str = "Q6_K", fine: str = "Q8_0") -> Path:
-    """`source` as GGUF with bare names, by the gguf package's writer: 2-D tensors of whole 256-blocks as `coarse`, of
+    """`source` as GGUF with bare names, by the gguf package's writer: 2-D tensors of whole 256-blocks as `coarse` (a K format), of
     32-blocks as `fine`, all others in float32, bf16 or bytes."""
     import gguf
 
@@ -122,7 +122,7 @@ def write_gguf(source: Path, target: Path, coarse: str = "Q6_K", fine: str = "Q8
         quantise = tensor.ndim == 2 and tensor.dtype == torch.bfloat16
         if tensor.dtype == torch.uint8:
             writer.add_tensor(bare, tensor.view(torch.int8).numpy())
-        elif quantise and tensor.shape[1] % 256 == 0:
+        elif quantise and tensor.shape[1] % 256 == 0 and coarse in K_ENCODERS:
             writer.add_tensor(bare, K_ENCODERS[coarse](tensor.float()).numpy(), raw_dtype=kinds[coarse])
         elif quantise and tensor.shape[1] % 32 == 0:
             writer.add_tensor(bare, gguf.quantize(tensor.float().numpy(), kinds[fine]), raw_dtype=kinds[fine])
