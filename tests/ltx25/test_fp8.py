@@ -17,6 +17,8 @@ from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.linear import RowwiseE4M3
 from comfyui_ltx25.ltx25.lora import Sided
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
+from comfyui_ltx25.tests.support.engine import engine as card_engine
+from comfyui_ltx25.tests.support.engine import job
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.quantised import write_quantised
 from comfyui_ltx25.tests.support.renders import CPU, WATCH, off, open_engine, sampled
@@ -293,3 +295,20 @@ def test_widths_that_a_cards_product_does_not_take_run_in_plain_arithmetic(monke
         x, weight = (rows.quantise_reference(torch.randn(1, n, inner)) for n in (3, outer))
         got = fp8_linear.fp8_linear(x, weight, None, torch.empty(0))
         assert (got == "on the card") if there else torch.equal(got, fp8_linear.fp8_linear_reference(x, weight, None, torch.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_card_streamed_fp8_is_resident_fp8_and_near_bf16():
+    """What the tiny model's narrow layers do not give a card's product runs in plain arithmetic, inside the same graphs."""
+    cuda = torch.device("cuda")
+    if not fp8_linear.supported(cuda):
+        pytest.skip("this card has no e4m3 products")
+    wide, whole, small = (card_engine(device=cuda, precision=precision, residency=residency) for precision, residency in (("bf16", "auto"), ("fp8", "resident"), ("fp8", "stream")))
+    clips = [one.sample(job(one, frames=12, steps=6), Watch()) for one in (wide, whole, small, whole)]
+    assert same(clips[1], clips[2]) and same(clips[1], clips[3])
+    assert STEP / 20 < far(clips[1], clips[0]) < 2 * FAR  # six guided steps: guidance enlarges differences
+    assert dit_part(small).streams and dit_part(small)._stack.parked
+    for one in (wide, whole, small):
+        one.detach()
+    assert torch.cuda.memory_allocated() < 64 << 20
