@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..kernels.quantise import matrix_workspace
-from .checkpoint import Header, check, fill, held_bytes, read_tensors
+from .checkpoint import Header, check, fill, held_bytes, read_tensors, stored_parameters
 from .content import ALIGNED
 from .device import release
 from .formats import Held
@@ -107,17 +107,44 @@ class Part:
         self._block_bytes: tuple[int, ...] = ()
         self._block_read: tuple[int, ...] = ()
         self._slots_bytes = 0
+        self._stored: set[str] = set()  # parameters that are not dense once filled
+        self._bare: tuple[int, tuple[int, ...], tuple[int, ...]]  # bytes, of blocks, of their slots, with nothing beside them
         self._modules: dict[str, nn.Module] = {}
         self._stack: BlockStack | None = None
         self._blocks_file: _BlocksFile | None = None
         self._loaded = False
+        slots: tuple[int, ...] = ()
         for piece in self.pieces:
             module = piece.on_meta()
             places = check(module, piece.header, piece.prefix, piece.unused)
             self.read_bytes += sum(map(piece.header.bytes_of, places))
             self.bytes += held_bytes(module, piece.header, places, piece.dtype, piece.held)
+            self._stored |= stored_parameters(module, piece.header, places, piece.held)
             if piece.blocks is not None:
-                self._measure(piece, module)
+                slots = self._measure(piece, module)
+        self._bare = self.bytes, self._block_bytes, slots
+        self.carry({})
+
+    def carry(self, beside: Mapping[str, Sequence[int]]) -> None:
+        """Count what stands beside stored weights: parameter -> bytes of tensors. Dense ones take in what would stand there."""
+        whole, blocks, slots = self._bare
+        own, room = list(blocks), list(slots)
+        for name in self._stored & beside.keys():
+            sizes, number = beside[name], self._block_of(name)
+            whole += sum(sizes)
+            if number is not None:
+                own[number] += sum(sizes)
+                room[number] += sum(sizes) + ALIGNED * len(sizes)
+        self.bytes, self._block_bytes = whole, tuple(own)
+        self._slots_bytes = min(SLOTS, len(room)) * max(room, default=0)
+
+    def _block_of(self, name: str) -> int | None:
+        """Which block a parameter of the part's blocks belongs to."""
+        for piece in self.pieces:
+            lead = None if piece.blocks is None else f"{piece.blocks.path}."
+            if lead and name.startswith(lead):
+                return int(name.removeprefix(lead).split(".", 1)[0])
+        return None
 
     @property
     def loaded(self) -> bool:
@@ -229,8 +256,9 @@ class Part:
 
     # How
 
-    def _measure(self, piece: Piece, module: nn.Module) -> None:
-        held, read, slot = [], [], 0
+    def _measure(self, piece: Piece, module: nn.Module) -> tuple[int, ...]:
+        """Take the sizes of blocks; returns what a slot needs for each."""
+        held, read, slots = [], [], []
         blocks = module.get_submodule(piece.blocks.path)
         for number, block in enumerate(blocks):
             places = check(block, piece.header, _block_prefix(piece, number))
@@ -241,8 +269,10 @@ class Part:
             self.bytes += held[-1] - whole
             self.making = max((self.making, *(whole + matrix_workspace(weight) for weight in rounded.values())))
             read.append(sum(map(piece.header.bytes_of, places)))
-            slot = max(slot, held[-1] + ALIGNED * len(places))
-        self._block_bytes, self._block_read, self._slots_bytes = tuple(held), tuple(read), min(SLOTS, len(held)) * slot
+            slots.append(held[-1] + ALIGNED * len(places))
+            self._stored |= {f"{piece.blocks.path}.{number}.{name}" for name in rounded}
+        self._block_bytes, self._block_read = tuple(held), tuple(read)
+        return tuple(slots)
 
     def _fitting(self, budget: int | None) -> int:
         """How many blocks may stay on the device."""

@@ -1,6 +1,6 @@
 """Checkpoint files: header first, then strict and complete loading into modules built on meta."""
 
-from .fill import check, decode, expected, fill, held_bytes
+from .fill import check, decode, expected, fill, held_bytes, stored_parameters
 from .header import Header, TensorInfo, read_header
 from .identify import Kind, identify, require_kind
 from .open import interpret, open_file
@@ -23,5 +23,6 @@ __all__ = [
     "read_header",
     "read_tensors",
     "require_kind",
+    "stored_parameters",
     "write_file",
 ]

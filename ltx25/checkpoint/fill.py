@@ -163,6 +163,11 @@ def held_bytes(
     return dense + sum(_held_as_stored(header, name) if name in header.stored else header.tensors[name].numel * dtype.itemsize for name in sources)
 
 
+def stored_parameters(module: nn.Module, header: Header, places: Mapping[str, Slice], held: Held) -> frozenset[str]:
+    """Names of `module`'s parameters that `fill` leaves as stored; `places` as `check` returned them."""
+    return frozenset(_kept(module, header, places, held))
+
+
 def _held_as_stored(header: Header, name: str) -> int:
     """The scale of a whole weight, of nvfp4's two the second, is held per row, also where the file has one for all rows."""
     parts = header.stored[name].parts

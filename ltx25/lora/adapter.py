@@ -71,18 +71,23 @@ class Adapter:
             return
         if not part.loaded or part.streams:
             part.unload()
-            self._set(loras)
+            self._set(part, loras)
             return
         try:
             self._change(part[self._piece.name], part, loras, watch)
         except BaseException:
             part.unload()
-            self._set(loras)
+            self._set(part, loras)
             raise
 
-    def _set(self, loras: tuple[Lora, ...]) -> None:
+    def _set(self, part: Part, loras: tuple[Lora, ...]) -> None:
         self.loras = loras
-        self._targets = targets(self._piece.on_meta(), self._piece.header, self._piece.prefix, loras) if loras else []
+        self._targets = self._targets_of(loras) if loras else []
+        beside: dict[str, list[int]] = {}
+        for target in self._targets:
+            numbers = (info.numel for _, pair in target.changes for info in (pair.a, pair.b))
+            beside.setdefault(target.place.name, []).extend(number * self._piece.dtype.itemsize for number in numbers)
+        part.carry(beside)
 
     def _change(self, module: nn.Module, part: Part, loras: tuple[Lora, ...], watch: Watch) -> None:
         kept, self._kept = self._kept, None
@@ -90,12 +95,12 @@ class Adapter:
             part.forget()  # graphs hold the addresses of low-rank products
         if kept is not None and _key(kept.loras) == _key(loras):
             self._kept = _Kept(self.loras, kept.weights, self._exchange(module, kept))
-            self._set(loras)
+            self._set(part, loras)
             return
         with watch.phase("load.stage", total=0, unit="byte", part="LoRA", loras=[str(lora) for lora in loras]) as phase:
             if self.loras:
                 self._restore(module, kept if kept and not kept.loras else None, phase)
-            self._set(loras)
+            self._set(part, loras)
             if not loras:
                 return
             phase.total = phase.done + self.bytes

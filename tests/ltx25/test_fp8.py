@@ -213,6 +213,9 @@ def test_k4_a_lora_stands_beside_e4m3_weights_and_leaves_them_bit_for_bit(spare,
     changed = sampled(styled, conditioning=plain[0])
     assert any(isinstance(storage, Sided) and isinstance(storage.base, RowwiseE4M3) for storage in stored(engine).values())
     assert far(changed, fp8[1]) > 0.02
+    part = dit_part(engine)
+    held = sum(t.nbytes for t in part["dit"].state_dict().values()) + sum(storage.nbytes for storage in stored(engine).values())
+    assert part.held == part.bytes == held > dit_part(fp8[0]).bytes
     assert same(sampled(engine, conditioning=plain[0]), fp8[1])
     assert same(sampled(styled, conditioning=plain[0]), changed)
 
@@ -225,6 +228,9 @@ def test_k2_a_lora_acts_as_on_bf16_whenever_and_wherever_it_is_put_on(plain, lor
     for residency in ("resident", "stream"):
         first = open_engine("fp8", residency).with_loras([(lora, 1.0)])
         assert same(sampled(first, conditioning=plain[0]), wanted), residency
+        part = dit_part(first)
+        assert part.held == part.wanted
+        assert part.bytes == dit_part(late).bytes and (residency == "resident" or part._stack.slot_bytes <= part._slots_bytes)
     wide = sampled(open_engine("bf16").with_loras([(lora, 1.0)]), conditioning=plain[0])
     assert far(wanted, wide) < FAR
 
