@@ -16,10 +16,12 @@ from torch import nn
 
 from ..kernels.attention import attention
 from ..kernels.head_gate import head_gate
+from ..kernels.linear_gelu import linear_gelu
 from ..kernels.qk_norm_rope import qk_norm_rope_pair
 from .config.connector import REGISTERS, THETA, ConnectorStream
 from .errors import InputError
-from .instrument import Phase
+from .instrument import Phase, Tick
+from .replay import Replay
 
 CONTEXT_LENGTH = 1024  # positions, the least a context has
 EPS = 1e-6
@@ -37,11 +39,15 @@ class Conditioning:
 
 
 class Connectors:
-    """Both streams of a prompt. D and Da are their widths, 4096 and 2048 in the published model."""
+    """Both streams of a prompt. D and Da are their widths, 4096 and 2048 in the published model.
 
-    def __init__(self, video: Connector, audio: Connector) -> None:
+    replay: graphs of these two; None: none are made.
+    """
+
+    def __init__(self, video: Connector, audio: Connector, replay: Replay | None) -> None:
         self.video = video
         self.audio = audio
+        self._replay = replay
 
     @property
     def blocks(self) -> int:
@@ -61,7 +67,15 @@ class Connectors:
                     f"{name} text features are {features.shape[-1]} wide and this model reads {connector.width}; "
                     "encode the prompt with this model's own text encoder."
                 )
-        return self.video(video, counts, length, phase), self.audio(audio, counts, length, phase)
+        rows = (self.video.assemble(video, counts, length), self.audio.assemble(audio, counts, length))
+        ropes = (self.video.rope(length, video.device), self.audio.rope(length, audio.device))
+
+        def both(video: torch.Tensor, audio: torch.Tensor, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.video(video, ropes[0], tick), self.audio(audio, ropes[1], tick)
+
+        if self._replay is None or length > CONTEXT_LENGTH:  # longer ones are rare, and busy with arithmetic
+            return both(*rows, phase.tick)
+        return self._replay(both, rows, phase.tick, self.blocks, (*ropes[0], *ropes[1]))
 
     def unprocessed(self, features: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, torch.Tensor]:
         """The host's own LTX conditioning before connectors, features (1, n, D + Da): all n tokens are valid.
@@ -93,19 +107,27 @@ class Connector(nn.Module):
         self.width = config.width
         self.learnable_registers = nn.Parameter(torch.zeros(REGISTERS, config.width))
         self.transformer_1d_blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self._rope: tuple[int, torch.device, Rope] | None = None
 
     @torch.no_grad()
-    def forward(self, features: torch.Tensor, counts: Sequence[int], length: int, phase: Phase) -> torch.Tensor:
-        """features (B, n, D), in row b the first counts[b] valid -> context (B, length, D). `length`: a multiple of 128."""
-        x = self.assemble(features, counts, length)
-        rope = rotary(self.config, length, x.device)
+    def forward(self, x: torch.Tensor, rope: Rope, tick: Tick) -> torch.Tensor:
+        """Assembled rows (B, T, D) -> context (B, T, D). Ticks once per block."""
         for index, block in enumerate(self.transformer_1d_blocks, start=1):
             x = block(x, rope)
-            phase.tick(1, f"block {index}/{len(self.transformer_1d_blocks)}")
+            tick(1, f"block {index}/{len(self.transformer_1d_blocks)}")
         return F.rms_norm(x, (self.width,), eps=EPS)
 
+    def rope(self, length: int, device: torch.device) -> Rope:
+        """`rotary` for this stream; that of the last length is kept: on the host it takes as long as the blocks on a fast device."""
+        if self._rope is None or self._rope[:2] != (length, device):
+            self._rope = (length, device, rotary(self.config, length, device))
+        return self._rope[2]
+
     def assemble(self, features: torch.Tensor, counts: Sequence[int], length: int) -> torch.Tensor:
-        """Tokens first; position i behind them holds register i % 128: its place in the row counts, not in the padding."""
+        """features (B, n, D), in row b the first counts[b] valid -> (B, length, D). `length`: a multiple of 128.
+
+        Tokens first; position i behind them holds register i % 128: its place in the row counts, not in the padding.
+        """
         registers = self.learnable_registers
         if length % REGISTERS or max(counts) > min(length, features.shape[1]) or len(counts) != len(features):
             raise ValueError(f"{tuple(features.shape)} features with {list(counts)} valid do not fit a context of {length}")
@@ -161,7 +183,8 @@ class FeedForward(nn.Module):
         self.net = nn.ModuleDict({"0": up, "2": nn.Linear(4 * width, width, bias=bias)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net["2"](F.gelu(self.net["0"]["proj"](x), approximate="tanh"))
+        up = self.net["0"]["proj"]
+        return self.net["2"](linear_gelu(x, up.weight, up.bias))
 
 
 def rotary(config: ConnectorStream, length: int, device: torch.device) -> Rope:

@@ -32,7 +32,7 @@ from .device import release, release_host
 from .dit import check_fp8
 from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, choose, fit
-from .graphs import GraphedDiT, graphs_wanted
+from .graphs import GraphedDiT
 from .guidance import check_guidance
 from .hdr import SDR, check_transfer
 from .instrument import Phase, Watch
@@ -48,6 +48,7 @@ from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, O
 from .precision import full_precision
 from .predictor import Denoise, Predictor, Transformer
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
+from .replay import Replay, graphs_wanted
 from .residency import Arbiter, Part, Standalone
 from .room import check_host_room, check_room, smaller_clip
 from .sampler import check_job, sampler_of
@@ -72,6 +73,7 @@ from .working import (
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
+TEXT_GRAPHS = {TEXT: 2, CONNECTORS: 1}  # kept at a time: a prompt and its negative differ in length, their contexts do not
 DECODE_ROOM = 2 << 30  # bytes a video decode may ask others to leave for its speed; more only where it cannot do without
 
 
@@ -93,11 +95,14 @@ class Engine:
         on_disk = prompts_folder() if options.cache == "disk" else None
         self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
         self._captured = _Captured()
+        self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
         self._loras: tuple[Lora, ...] = ()
         self._base: Engine | None = None  # keeps alive what drops the graphs
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
         forget = weakref.WeakMethod(self._drop_graphs)  # a cycle would keep a dropped engine's weights on the device
         opened.parts[TRANSFORMER].unloading.append(lambda: (drop := forget()) and drop())
+        for name, replay in self._replays.items():
+            opened.parts[name].unloading.append(replay.drop)
 
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
@@ -171,7 +176,7 @@ class Engine:
 
         def run_encoder(way: Way) -> Features:
             with part.during(watch):
-                return TextEncoder(tokenizer, part["tower"], part["projection"]).encode(text, watch)
+                return TextEncoder(tokenizer, part["tower"], part["projection"], self._graphs(part)).encode(text, watch)
 
         ways = [Way("one prompt", text_bytes(self._opened.tower, MAX_TOKENS, self._dtype.itemsize))]
         features, told = fit(self.arbiter, part, ways, self._advice, watch, run_encoder)
@@ -381,6 +386,10 @@ class Engine:
         work = StepWork(self._opened.dit, facts["tokens"], facts["text"], facts["batch"], self._dtype.itemsize)
         return ProfiledTransformer(self._dit, plain, self.device, watch, plans, work)
 
+    def _graphs(self, part: Part) -> Replay | None:
+        """Of a part of the text side. None where weights have no addresses of their own: blocks that take turns."""
+        return None if part.streams else self._replays[part.name]
+
     def _drop_graphs(self) -> None:
         """Graphs hold addresses of weights that are about to go, and groups will take another time where these go to."""
         self._group_seconds.clear()
@@ -398,7 +407,7 @@ class Engine:
     def _connectors(self, watch: Watch) -> Iterator[tuple[Connectors, Phase]]:
         part = self._opened.parts[CONNECTORS]
         self.arbiter.ready([part], connecting_bytes(self._opened.connectors, self._dtype.itemsize), watch)
-        connectors = Connectors(part["video"], part["audio"])
+        connectors = Connectors(part["video"], part["audio"], self._graphs(part))
         with watch.phase("text.connect", total=connectors.blocks, unit="block") as phase:
             yield connectors, phase
 

@@ -9,7 +9,6 @@ second) are not captured: there the device is the bottleneck, and the host must 
 from __future__ import annotations
 
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -24,11 +23,6 @@ log = logging.getLogger(__name__)
 
 FIXED = (".geometry", ".positive", ".negative")  # inputs that stay the same objects, never written to, through a run
 KEPT = 4  # graphs: a guided and a plain plan, each at two sizes
-
-
-def graphs_wanted(device: torch.device) -> bool:
-    """LTX25_GRAPHS=off turns them off; they exist on CUDA only."""
-    return device.type == "cuda" and os.environ.get("LTX25_GRAPHS", "on") != "off"
 
 
 class GraphedDiT:

@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from ..config.audio import CHANNELS, AudioConfig
 from ..errors import InputError
-from ..instrument import Watch
+from ..instrument import Tick, Watch
 from ..precision import full_precision
+from ..replay import Replay
 from .decoder import MelDecoder
-from .layers import ChannelStatistics, Tick
-from .replay import Replay
+from .layers import KEPT_GRAPHS, ChannelStatistics
 from .vocoder import Vocoder
 
 # Tensors of an audio VAE file that decoding does not need: the encoder (audio/encode.py), and an inverse transform
@@ -32,13 +32,13 @@ class SoundDecoder(nn.Module):
         self.audio_vae.decoder = MelDecoder(config.vae)
         self.audio_vae.per_channel_statistics = ChannelStatistics(config.vae.latent_channels, config.vae.latent_bins)
         self.vocoder = Vocoder(config)
-        self._replay = Replay()
+        self._replay = Replay("the sound decoder", KEPT_GRAPHS)
 
     def decode(self, latent: torch.Tensor, tick: Tick) -> torch.Tensor:
         """`forward`, as one graph on a GPU where the clip is one chunk; longer clips replay chunk by chunk."""
         frames = latent.shape[2]
         return (
-            self._replay(self, latent, tick, self.ticks(frames))
+            self._replay(self, (latent,), tick, self.ticks(frames))
             if self.audio_vae.decoder.chunks(frames) == 1
             else self(latent, tick)
         )

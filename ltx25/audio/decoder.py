@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..config.audio import CHANNELS, MelVAEConfig
+from ..instrument import Tick
+from ..replay import Replay
 from ..shapes import MEL_PER_LATENT
-from .layers import CausalConv2d, ResnetBlock, Tick, pixel_norm
-from .replay import Replay
+from .layers import KEPT_GRAPHS, CausalConv2d, ResnetBlock, pixel_norm
 from .spans import spans
 
 CHUNK = 128  # latent frames (5 s) decoded at once
@@ -32,7 +33,7 @@ class MelDecoder(nn.Module):
             levels.append(_Level(above, width, config.blocks + 1, upsample=i > 0))
         self.up = nn.ModuleList(levels)
         self.conv_out = CausalConv2d(widths[0], CHANNELS)
-        self._replay = Replay()
+        self._replay = Replay("the mel decoder", KEPT_GRAPHS)
 
     @property
     def reach(self) -> int:
@@ -58,7 +59,7 @@ class MelDecoder(nn.Module):
         """`forward` in bounded memory: equal to it, because the past each chunk depends on is computed again."""
         pieces = []
         for span in spans(latent.shape[2], CHUNK, self.reach, 0):
-            mel = self._replay(self, latent[:, :, span.first : span.last], tick, self.ticks)
+            mel = self._replay(self, (latent[:, :, span.first : span.last],), tick, self.ticks)
             row = max(0, MEL_PER_LATENT * (span.start - span.first) - (MEL_PER_LATENT - 1))
             pieces.append(mel[:, :, row:])
         return torch.cat(pieces, dim=2)

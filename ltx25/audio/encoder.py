@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..config.audio import CHANNELS, MelVAEConfig
+from ..instrument import Tick
 from ..shapes import MEL_PER_LATENT
-from .layers import CausalConv2d, ResnetBlock, Tick, pixel_norm
+from .layers import CausalConv2d, ResnetBlock, pixel_norm
 from .spans import spans
 
 CHUNK = 512  # mel frames (5 s) encoded at once; a multiple of 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +12,7 @@ from torch.nn import functional as F
 from ...kernels.wide_conv import pack, pack_transpose, wide_conv, wide_conv_transpose
 
 NORM_EPS = 1e-6
-
-
-class Tick(Protocol):
-    def __call__(self, n: int = 1) -> None:
-        """`n` more units of work are done; may raise to cancel."""
+KEPT_GRAPHS = 3  # of one net: a long clip has a first, a middle and a last chunk
 
 
 class ResnetBlock(nn.Module):

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from ...kernels.snake import REACH, TAPS, factors, snake
 from ..config.audio import CHANNELS, AudioConfig, BandwidthConfig, GeneratorConfig
-from .layers import Conv1d, Derived, Tick, Upsample1d
-from .replay import Replay
+from ..instrument import Tick
+from ..replay import Replay
+from .layers import KEPT_GRAPHS, Conv1d, Derived, Upsample1d
 from .resample import sinc_kernel, upsample_held
 from .spans import spans
 
@@ -85,7 +86,7 @@ class Generator(nn.Module):
         )
         self.act_post = AntiAliasedSnake(widths[-1])
         self.conv_post = nn.Conv1d(widths[-1], CHANNELS, 7, padding=3, bias=False)
-        self._replay = Replay()
+        self._replay = Replay("the vocoder", KEPT_GRAPHS)
 
     @property
     def ticks(self) -> int:
@@ -106,7 +107,7 @@ class Generator(nn.Module):
         frames = mel.shape[3]
         pieces = []
         for span in spans(frames, size, self.reach, self.reach):
-            samples = self._replay(self, mel[..., span.first : span.last], tick, self.ticks)
+            samples = self._replay(self, (mel[..., span.first : span.last],), tick, self.ticks)
             pieces.append(samples[..., (span.start - span.first) * self.hop : (span.stop - span.first) * self.hop])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 

@@ -5,7 +5,7 @@ from .header import files_facts, machine, request_facts
 from .meter import DeviceMeter
 from .record import RunRecord
 from .terminal import TextSink
-from .watch import Phase, Sink, Watch
+from .watch import Phase, Sink, Tick, Watch
 
 __all__ = [
     "DeviceMeter",
@@ -16,6 +16,7 @@ __all__ = [
     "RunRecord",
     "Sink",
     "TextSink",
+    "Tick",
     "Watch",
     "files_facts",
     "machine",

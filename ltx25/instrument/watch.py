@@ -65,6 +65,13 @@ class Sink:
         """The current x0 of the video, (t, h, w, channels) of batch item 0, once per step if `wants_preview`."""
 
 
+class Tick(Protocol):
+    """What a part that only counts is given: `Phase.tick`, or what stands for it."""
+
+    def __call__(self, n: int = 1, text: str = "") -> None:
+        """`n` more units of work are done; may raise to cancel."""
+
+
 class Meter(Protocol):
     """Measures phases (meter.DeviceMeter). A value it cannot give stays None; it never waits for the device."""
 

@@ -17,10 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...kernels.qk_norm_rope import qk_norm_rope
+from ...kernels.gelu_gate import gelu_gate
+from ...kernels.grouped_heads import grouped_heads
+from ...kernels.sandwich_norm import sandwich_norm
 from ..config.text import TowerConfig
-from ..instrument import Phase
+from ..instrument import Tick
 from ..linear import Linear
+from .tokenizer import MAX_TOKENS
+
+PACKED_EPS = 1e-6  # of the norm that packs states: its own, not the tower's
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos, sin: (n, head_dim / 2) float32
 
@@ -34,41 +39,53 @@ class Tower(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleList(Layer(config, full) for full in config.full)
         self.norm = nn.RMSNorm(config.hidden, config.eps)
+        self._tables: dict[torch.device, dict[bool, Rope]] = {}
 
-    def forward(self, ids: torch.Tensor, phase: Phase) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, tick: Tick) -> torch.Tensor:
         """ids (n,) -> (n, H * S) in the weights' dtype: S = layers + 1 states, each of unit RMS over its H channels.
 
         Channel d of state s is at d * S + s, the order the projections were trained with. States go straight into this
-        buffer: no second copy of all of them exists. Ticks `phase` once per layer.
+        buffer: no second copy of all of them exists. Ticks once per layer.
         """
         count = self.config.states
         packed = ids.new_empty((len(ids), self.config.hidden, count), dtype=self.embed_tokens.weight.dtype)
-        for index, state in enumerate(self.states(ids)):
-            # One statistic per token and state; 1e-6 is the packing's own, not the tower's.
-            packed[:, :, index] = F.rms_norm(state, (self.config.hidden,), eps=1e-6)
+        for index, _ in enumerate(self.states(ids, packed)):
             if index:
-                phase.tick(1, f"layer {index}/{count - 1}")
+                tick(1, f"layer {index}/{count - 1}")
         return packed.flatten(1)
 
-    def states(self, ids: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The S states (n, H) in order: scaled embedding, every layer's output but the last, the last one normalised."""
+    def states(self, ids: torch.Tensor, packed: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The S states (n, H) in order: scaled embedding, every layer's output but the last, the last one normalised.
+
+        packed (n, H, S) gets the RMS norm of each: one statistic per token and state.
+        """
         x = self.embed_tokens(ids) * self._embedding_scale()
+        packed[:, :, 0] = _packed(x)
         yield x
         ropes = {full: self._rope(len(ids), full, ids.device) for full in (False, True)}
         window = sliding_mask(len(ids), self.config.window, ids.device)
+        last = len(self.layers)
         for index, layer in enumerate(self.layers, start=1):
-            x = layer(x, ropes[layer.full], None if layer.full else window)
-            yield self.norm(x) if index == len(self.layers) else x
+            x = layer(x, ropes[layer.full], None if layer.full else window, None if index == last else packed[:, :, index])
+            if index == last:
+                x = self.norm(x)
+                packed[:, :, index] = _packed(x)
+            yield x
 
     def _embedding_scale(self) -> float:
         """sqrt(H), rounded to the weights' dtype as the official code does: 62.0 instead of 61.97 in bf16."""
         return torch.tensor(math.sqrt(self.config.hidden), dtype=self.embed_tokens.weight.dtype).item()
 
     def _rope(self, n: int, full: bool, device: torch.device) -> Rope:
-        config = self.config
-        if full:
-            return rope(n, config.full_head_dim, config.full_theta, config.rotated, device)
-        return rope(n, config.head_dim, config.theta, 1.0, device)
+        """The first n rows of tables made once: on the host they take longer than the tower on a fast device."""
+        if device not in self._tables:
+            config = self.config
+            self._tables[device] = {
+                False: rope(MAX_TOKENS, config.head_dim, config.theta, 1.0, device),
+                True: rope(MAX_TOKENS, config.full_head_dim, config.full_theta, config.rotated, device),
+            }
+        cos, sin = self._tables[device][full]
+        return cos[:n], sin[:n]
 
 
 class Layer(nn.Module):
@@ -85,11 +102,12 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = nn.RMSNorm(config.hidden, config.eps)
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None) -> torch.Tensor:
-        # x: (n, H)
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rope, mask))
-        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return x * self.layer_scalar
+    def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None, state: torch.Tensor | None) -> torch.Tensor:
+        """x (n, H) -> (n, H). state (n, H), any strides, gets the packed form of the result; None: it is not packed."""
+        eps = self.input_layernorm.eps
+        y = self.self_attn(self.input_layernorm(x), rope, mask)
+        x, y = sandwich_norm(x, y, self.post_attention_layernorm.weight, None, self.pre_feedforward_layernorm.weight, None, eps, PACKED_EPS)
+        return sandwich_norm(x, self.mlp(y), self.post_feedforward_layernorm.weight, self.layer_scalar, None, state, eps, PACKED_EPS)[0]
 
 
 class Attention(nn.Module):
@@ -97,14 +115,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: TowerConfig, full: bool) -> None:
         super().__init__()
-        kv_heads, self.head_dim = (config.full_kv_heads, config.full_head_dim) if full else (config.kv_heads, config.head_dim)
+        self.heads, self.eps = config.heads, config.eps
+        self.kv_heads, self.head_dim = (config.full_kv_heads, config.full_head_dim) if full else (config.kv_heads, config.head_dim)
         self.sources = ("q_proj", "k_proj") if full else ("q_proj", "k_proj", "v_proj")
-        self.rows = [config.heads * self.head_dim] + [kv_heads * self.head_dim] * (len(self.sources) - 1)
+        self.rows = [config.heads * self.head_dim] + [self.kv_heads * self.head_dim] * (len(self.sources) - 1)
         self.qkv_proj = Linear(config.hidden, sum(self.rows), bias=False)
         self.o_proj = Linear(config.heads * self.head_dim, config.hidden, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim, config.eps)
         self.k_norm = nn.RMSNorm(self.head_dim, config.eps)
-        self.eps = config.eps
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
         return {"qkv_proj.weight": tuple(f"{name}.weight" for name in self.sources)}
@@ -114,12 +132,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None) -> torch.Tensor:
         # x: (n, H); mask: (n, n) bool, True = seen, None = causal
-        q, k, *v = (part.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for part in self.qkv_proj(x).split(self.rows, dim=-1))
-        v = F.rms_norm(v[0] if v else k, (self.head_dim,), eps=self.eps)
-        # (heads, n, head_dim): to the op, whose norm spans all heads of a row, every head is a row of one head
-        q, k = (qk_norm_rope(part, norm.weight, *rope, None, 1, self.eps).flatten(2) for part, norm in ((q, self.q_norm), (k, self.k_norm)))
-        q, k, v = q[None], k[None], v[None]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True)
+        parts = grouped_heads(self.qkv_proj(x), self.q_norm.weight, self.k_norm.weight, *rope, self.heads, self.kv_heads, self.eps)
+        q, k, v = (part.transpose(0, 1)[None] for part in parts)  # (1, heads, n, head_dim)
+        if self.kv_heads == 1:  # a view: back ends that know no groups, the only ones for heads this wide, then take it as well
+            k, v = (part.expand(-1, self.heads, -1, -1) for part in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=self.kv_heads > 1)
         return self.o_proj(out[0].transpose(0, 1).flatten(1))
 
 
@@ -135,8 +152,11 @@ class MLP(nn.Module):
         return {"gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight")}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.gelu(gate, approximate="tanh") * up)
+        return self.down_proj(gelu_gate(self.gate_up_proj(x)))
+
+
+def _packed(state: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(state, state.shape[-1:], eps=PACKED_EPS)
 
 
 def rope(n: int, head_dim: int, theta: float, rotated: float, device: torch.device) -> Rope:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from comfyui_ltx25.ltx25.audio.decode import SoundDecoder, decode_audio
-from comfyui_ltx25.ltx25.audio.replay import Replay
+from comfyui_ltx25.ltx25.audio.layers import KEPT_GRAPHS
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.audio import read_audio_config
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.precision import full_precision
+from comfyui_ltx25.ltx25.replay import Replay
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
 
@@ -72,7 +73,7 @@ def model(tmp_path_factory):
 
 def forget(model):
     for net in (model, model.audio_vae.decoder, model.vocoder.vocoder, model.vocoder.bwe_generator):
-        net._replay = Replay()
+        net._replay = Replay("the net", KEPT_GRAPHS)
 
 
 def timed(run):
@@ -114,8 +115,8 @@ def test_parts(model, part):
         x = torch.randn(1, 2, 64, frames, device=DEVICE)
     with torch.no_grad(), full_precision():
         for _ in range(3):
-            net._replay(net, x, silent, 0)
-        times = [timed(lambda: net._replay(net, x, silent, 0)) for _ in range(REPEATS)]
+            net._replay(net, (x,), silent, 0)
+        times = [timed(lambda: net._replay(net, (x,), silent, 0)) for _ in range(REPEATS)]
     report(case=f"part {part}", median_s=round(statistics.median(times), 5))
 
 

@@ -38,7 +38,7 @@ def connect(connectors, video, audio, counts, length):
 
 def one(connector, features, counts, length):
     with Watch().phase("text.connect") as phase:
-        return connector(features, counts, length, phase)
+        return connector(connector.assemble(features, counts, length), connector.rope(length, features.device), phase.tick)
 
 
 def valid_first(features, mask):

@@ -44,4 +44,5 @@ def load_connectors(path: Path, dtype: torch.dtype = torch.float32) -> Connector
     return Connectors(
         load(lambda: Connector(config.video), header, prefix + VIDEO, (), dtype),
         load(lambda: Connector(config.audio), header, prefix + AUDIO, (), dtype),
+        None,
     )

@@ -9,17 +9,16 @@ import torch
 import torch.nn.functional as F
 from comfyui_ltx25.ltx25.config.connector import ConnectorStream
 from comfyui_ltx25.ltx25.config.text import FeatureConfig
-from comfyui_ltx25.ltx25.connector import Connector
-from comfyui_ltx25.ltx25.instrument import Watch
-from comfyui_ltx25.ltx25.text import FeatureProjection, Tower, working_bytes
+from comfyui_ltx25.ltx25.connector import Connector, Connectors
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
+from comfyui_ltx25.ltx25.replay import Replay
+from comfyui_ltx25.ltx25.text import SHORT, FeatureProjection, TextEncoder, TokenCount, Tower, run_length, working_bytes
 from comfyui_ltx25.tests.support.published import PUBLISHED_TOWER as PUBLISHED
 from comfyui_ltx25.tests.support.random_weights import fill_random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 log = logging.getLogger(__name__)
-
-
 
 def built(module, seed=0):
     return fill_random(module, "cuda", torch.bfloat16, seed).eval()
@@ -42,9 +41,13 @@ def ids(n):
     return torch.randint(0, PUBLISHED.vocabulary, (n,), generator=torch.Generator().manual_seed(n)).cuda()
 
 
+def room(tokens):
+    return torch.empty(len(tokens), PUBLISHED.hidden, PUBLISHED.states, dtype=torch.bfloat16, device="cuda")
+
+
 def packed(tower, tokens):
     with Watch().phase("text.tower") as phase:
-        return tower(tokens, phase)
+        return tower(tokens, phase.tick)
 
 
 @torch.no_grad()
@@ -53,7 +56,7 @@ def exact_states(tower, tokens):
     x = tower.embed_tokens(tokens).double() * tower._embedding_scale()
     states = [x]
     for index, layer in enumerate(tower.layers, start=1):
-        x = copy.deepcopy(layer).double()(x, tower._rope(len(tokens), layer.full, x.device), None)
+        x = copy.deepcopy(layer).double()(x, tower._rope(len(tokens), layer.full, x.device), None, None)
         states.append(copy.deepcopy(tower.norm).double()(x) if index == len(tower.layers) else x)
     return states
 
@@ -71,7 +74,7 @@ def test_w3_states_on_a_card_are_within_twice_the_error_of_plain_bf16(tower):
     del oracle
     torch.cuda.empty_cache()
     worst = 0.0
-    for index, (ours, plain, want) in enumerate(zip(tower.states(tokens), theirs, exact_states(tower, tokens), strict=True)):
+    for index, (ours, plain, want) in enumerate(zip(tower.states(tokens, room(tokens)), theirs, exact_states(tower, tokens), strict=True)):
         got, allowed = rms(ours - want) / rms(want), rms(plain[0] - want) / rms(want)
         worst = max(worst, got / allowed if allowed else 0.0)
         assert allowed < 0.2, "the random model amplifies rounding so much that no comparison means anything"
@@ -141,6 +144,75 @@ def test_memory_stays_within_the_estimate_and_a_prompt_is_quick(tower, n):
     assert seconds < 2
 
 
+class Ids:
+    """Stands where a tokenizer does: a prompt is the number of its tokens."""
+
+    def encode(self, text):
+        n = int(text)
+        return ids(n).tolist(), TokenCount(n - 1, n)
+
+
+class Listener(Sink):
+    def __init__(self):
+        self.done = {}
+
+    def ticked(self, phase):
+        self.done[phase.name] = phase.done
+
+
+def test_a_prompt_has_the_same_bits_eager_captured_and_replayed(tower):
+    """Also that graphs are bounded, go when they are dropped, and cost memory within what a long prompt may take."""
+    with torch.device("meta"):
+        projection = FeatureProjection(FeatureConfig(hidden=3840, states=49, video_width=4096, audio_width=2048))
+    built(projection)
+    plain, replay = TextEncoder(Ids(), tower, projection, None), Replay("the text encoder", 2)
+    graphed = TextEncoder(Ids(), tower, projection, replay)
+    wants = {n: plain.encode(str(n), Watch()) for n in (1, 100, 200, 256, 400, 512, 700)}
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    for n in (200, 200, 256, 100, 1, 200, 400, 512, 512, 400, 700, 700, 200, 200):
+        listener = Listener()
+        got, want = graphed.encode(str(n), Watch([listener])), wants[n]
+        assert torch.equal(got.video, want.video) and torch.equal(got.audio, want.audio), n
+        assert listener.done["text.tower"] == PUBLISHED.layers
+    assert replay.captured == 2
+    torch.cuda.synchronize()
+    log.info("peak with graphs %.0f MB above the weights", (torch.cuda.max_memory_reserved() - before) / 1e6)
+    assert torch.cuda.max_memory_reserved() - before <= 2 * working_bytes(PUBLISHED, 1024, 2)
+    replay.drop()
+    del got
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + (64 << 20)  # a workspace of the matrix library
+
+
+@torch.no_grad()
+def test_pads_behind_a_prompt_change_its_rows_by_rounding_only(tower):
+    tokens = ids(200)
+    alone = packed(tower, tokens).double()
+    padded = torch.cat((tokens, torch.full((run_length(200, tokens.device) - 200,), PUBLISHED.pad, device="cuda")))
+    assert len(padded) == 256 and run_length(SHORT + 1, tokens.device) == SHORT + 1
+    exact = torch.stack([F.rms_norm(state, (PUBLISHED.hidden,), eps=1e-6) for state in exact_states(tower, tokens)], dim=-1).flatten(1)
+    assert rms(packed(tower, padded)[:200] - exact) <= 1.2 * rms(alone - exact)
+
+
+@torch.no_grad()
+def test_contexts_have_the_same_bits_eager_captured_and_replayed():
+    with torch.device("meta"):
+        both = [Connector(ConnectorStream(8, 32, head_dim, 4096, True)) for head_dim in (128, 64)]
+    for connector in both:
+        built(connector)
+    replay = Replay("the connectors", 1)
+    with Watch().phase("text.connect") as phase:
+        for n in (200, 7, 1024, 1):
+            video, audio = (torch.randn(1, n, connector.width, device="cuda").bfloat16() for connector in both)
+            got = Connectors(*both, replay).forward(video, audio, [n], 1024, phase)
+            want = Connectors(*both, None).forward(video, audio, [n], 1024, phase)
+            assert all(map(torch.equal, got, want)), n
+        assert phase.done == 2 * 4 * 16 and replay.captured == 1
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("head_dim", [128, 64], ids=["video", "audio"])
 def test_connectors_are_within_twice_the_error_of_plain_bf16(head_dim):
@@ -152,11 +224,12 @@ def test_connectors_are_within_twice_the_error_of_plain_bf16(head_dim):
     features = torch.randn(1, 200, config.width, generator=torch.Generator("cuda").manual_seed(2), device="cuda").bfloat16()
     exact = copy.deepcopy(connector).double()
     with Watch().phase("text.connect") as phase:
-        got = connector(features, [200], 1024, phase)
-        want = exact(features.double(), [200], 1024, phase)
+        rope = connector.rope(1024, features.device)
+        got = connector(connector.assemble(features, [200], 1024), rope, phase.tick)
+        want = exact(exact.assemble(features.double(), [200], 1024), rope, phase.tick)
         torch.cuda.synchronize()
         started = time.perf_counter()
-        connector(features, [200], 1024, phase)
+        connector(connector.assemble(features, [200], 1024), rope, phase.tick)
         torch.cuda.synchronize()
     log.info("connector %d wide: %.1f ms", config.width, 1e3 * (time.perf_counter() - started))
     oracle = reference.LTX2ConnectorTransformer1d(

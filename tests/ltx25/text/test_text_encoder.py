@@ -32,7 +32,7 @@ class Recorder:
 @pytest.fixture(scope="module", params=["bf16", "f32"])
 def parts(request):
     path = GOLDEN.folder / f"text_encoder.{request.param}.safetensors"
-    encoder = TextEncoder(load_tokenizer(path), load_tower(path), load_projection(path))
+    encoder = TextEncoder(load_tokenizer(path), load_tower(path), load_projection(path), None)
     return encoder, load_connectors(GOLDEN.folder / f"transformer_connectors.{request.param}.safetensors")
 
 

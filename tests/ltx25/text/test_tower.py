@@ -28,7 +28,14 @@ def valid_ids(case):
 
 def packed(tower, ids):
     with Watch().phase("text.tower", total=tower.config.layers, unit="layer") as phase:
-        return tower(ids, phase), phase
+        return tower(ids, phase.tick), phase
+
+
+def states(tower, ids):
+    """Every state (n, H), and the packed rows they were written to beside."""
+    config = tower.config
+    rows = torch.full((len(ids), config.hidden, config.states), float("nan"), dtype=tower.embed_tokens.weight.dtype)
+    return list(tower.states(ids, rows)), rows
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,7 +43,7 @@ def test_golden_states_and_packed_rows(tower, case):
     ids = valid_ids(case)
     rows = GOLDEN.output(case, "rows").long() - (1024 - len(ids))  # of the padded row -> of the valid tokens
     assert rows.min() >= 0
-    GOLDEN.check(case, "hidden", torch.stack(list(tower.states(ids)))[:, rows])
+    GOLDEN.check(case, "hidden", torch.stack(states(tower, ids)[0])[:, rows])
     GOLDEN.check(case, "packed", packed(tower, ids)[0][rows])
 
 
@@ -53,7 +60,7 @@ def test_one_tick_per_layer_in_order(tower):
             texts.append((phase.done, phase.text))
 
     with Watch([Sink()]).phase("text.tower", total=6, unit="layer") as phase:
-        tower(valid_ids("tower/short"), phase)
+        tower(valid_ids("tower/short"), phase.tick)
     assert texts == [(i, f"layer {i}/6") for i in range(1, 7)]
 
 
@@ -76,23 +83,33 @@ def test_cancel_takes_effect_within_a_layer(tower):
 
     sink = Sink()
     with pytest.raises(Cancel), Watch([sink]).phase("text.tower", total=6, unit="layer") as phase:
-        tower(valid_ids("tower/short"), phase)
+        tower(valid_ids("tower/short"), phase.tick)
     assert sink.seen == 3
     again, _ = packed(tower, valid_ids("tower/short"))
     assert torch.equal(again, packed(tower, valid_ids("tower/short"))[0])
 
 
-def test_one_hot_states_land_where_the_projection_expects_them(tower, monkeypatch):
+def test_states_land_where_the_projection_expects_them(tower):
     """Channel d of state s must be column d * S + s: the published weights' own order, layer fastest."""
+    ids = valid_ids("tower/unicode")
+    every, rows = states(tower, ids)
     hidden, count = tower.config.hidden, tower.config.states
+    got = packed(tower, ids)[0]
+    assert torch.equal(got, rows.flatten(1)) and got.shape == (len(ids), hidden * count)
     for channel, state in ((0, 0), (3, 1), (hidden - 1, count - 1), (17, 4)):
-        states = [torch.zeros(1, hidden) for _ in range(count)]
-        states[state][0, channel] = 1.0
-        monkeypatch.setattr(tower, "states", lambda ids, states=states: iter(states))
-        row = packed(tower, torch.tensor([2]))[0]
-        assert row.shape == (1, hidden * count)
-        assert row[0].nonzero().flatten().tolist() == [channel * count + state]
-        assert row.max().item() == pytest.approx(hidden**0.5, rel=1e-4)  # unit RMS over the channels
+        want = every[state] * every[state].square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+        torch.testing.assert_close(got[:, channel * count + state], want[:, channel])
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 128])
+def test_tokens_that_follow_change_nothing_but_rounding(tower, tokens):
+    """What lets a prompt run at a longer length, with pads behind it."""
+    ids = torch.randint(1, 64, (tokens,), generator=torch.Generator().manual_seed(tokens))
+    alone, _ = packed(tower, ids)
+    for pads in (torch.zeros(128, dtype=torch.long), torch.full((3,), 63)):
+        together, _ = packed(tower, torch.cat((ids, pads)))
+        assert (together[:tokens] - alone).abs().max() < 2e-5
+        assert together.isfinite().all()
 
 
 def test_every_state_of_every_token_has_its_own_statistic(tower):
@@ -121,7 +138,7 @@ def test_a_window_of_four_shows_four_keys_itself_included():
 def test_embedding_scale_is_rounded_to_bf16_weights_only(tower):
     tower = load_tower(GOLDEN.folder / "text_encoder.bf16.safetensors", torch.bfloat16)
     assert tower._embedding_scale() == torch.tensor(32**0.5).bfloat16().item() != 32**0.5
-    first = next(tower.states(torch.tensor([2, 5])))
+    first = states(tower, torch.tensor([2, 5]))[0][0]
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, tower.embed_tokens.weight[[2, 5]] * torch.tensor(32**0.5).bfloat16())
 
@@ -142,7 +159,7 @@ def test_all_states_equal_those_of_transformers(tmp_path, n, window):
     ids = torch.randint(0, 64, (n,), generator=torch.Generator().manual_seed(n))
     with torch.no_grad():
         want = oracle(input_ids=ids[None], output_hidden_states=True, use_cache=False).hidden_states
-    got = list(tower.states(ids))
+    got, _ = states(tower, ids)
     assert len(got) == len(want) == 7
     for state, (ours, theirs) in enumerate(zip(got, want, strict=True)):
         assert (ours - theirs[0]).abs().max().item() <= 1e-4, state
