@@ -65,7 +65,7 @@ def test_a_streaming_part_holds_what_it_says(opened):
     part = opened.parts[TEXT]
     part.load(Watch(), part.least)
     with torch.inference_mode(), Watch().phase("text.tower") as phase:
-        part["tower"](torch.tensor([2, 5, 7]), phase)
+        part["tower"](torch.tensor([2, 5, 7]), phase.tick)
     there = sum(t.nbytes for piece in part.pieces for t in part[piece.name].state_dict().values() if not t.is_meta)
     assert there + part._stack.slot_bytes <= part.held <= part.least < part.bytes
 
