@@ -61,7 +61,7 @@ def _error(got: torch.Tensor, truth: torch.Tensor) -> float:
 def jit(function: Callable[..., Any], general: Sequence[str] = ()) -> Any:
     """triton.jit; without Triton the function stays as it is, and is never called.
 
-    `general` names whole-number arguments for which no separate kernel is compiled where they are 1 or a multiple of 16.
+    `general` names arguments, whole numbers or pointers, for which no separate kernel is compiled where they are 1 or a multiple of 16.
     """
     return function if triton is None else triton.jit(function, do_not_specialize=list(general))
 

@@ -137,15 +137,16 @@ def _launch(
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> list[Compared]:
+    """Both kinds of published layers, with values and without: nothing is compiled for the check alone."""
     generator = torch.Generator().manual_seed(0)
-    gains = torch.randn(2, 24, generator=generator).to(dtype)
-    tables = torch.randn(2, 3, 12, generator=generator)
     results: list[Compared] = []
-    for width in (3 * 24, 4 * 24):  # two queries and a key, without and with a value
-        qkv = torch.randn(3, width + 5, generator=generator).to(dtype)[:, :width]
-        got = _launch(qkv.to(device), *gains.to(device), *tables.to(device), 2, 1, 1e-6)
-        twin = grouped_heads_reference(qkv, *gains, *tables, 2, 1, 1e-6)
-        truth = grouped_heads_reference(qkv.double(), *gains.double(), *tables.double(), 2, 1, 1e-6)
+    for kv_heads, head_dim, merged in ((8, 256, 32), (1, 512, 17)):
+        qkv = torch.randn(2, merged * head_dim, generator=generator).to(dtype)
+        gains = torch.randn(2, head_dim, generator=generator).to(dtype)
+        tables = torch.randn(2, 2, head_dim // 2, generator=generator)
+        got = _launch(qkv.to(device), *gains.to(device), *tables.to(device), 16, kv_heads, 1e-6)
+        twin = grouped_heads_reference(qkv, *gains, *tables, 16, kv_heads, 1e-6)
+        truth = grouped_heads_reference(qkv.double(), *gains.double(), *tables.double(), 16, kv_heads, 1e-6)
         results += zip(got, twin, truth, strict=True)
     return results
 

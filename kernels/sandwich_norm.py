@@ -7,6 +7,8 @@ states of all layers. Done op by op it is four to seven passes over rows of a fe
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .dispatch import Compared, Op, jit, power_of_two, row_warps, tl, wide
@@ -35,7 +37,7 @@ def sandwich_norm_reference(
     return z, None if following is None else (rms(z, eps) * following.to(dtype)).to(x.dtype)
 
 
-@jit
+@partial(jit, general=("state_ptr",))  # every state begins at another place
 def _kernel(
     x_ptr,  # (N, C), contiguous; y, z and next alike
     y_ptr,
@@ -117,21 +119,24 @@ def _launch(
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> list[Compared]:
+    """Both ways a published layer calls it, at its width: nothing is compiled for the check alone."""
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, 24, 80, generator=generator).to(dtype)
-    gain, following, scale = (torch.randn(n, generator=generator).to(dtype) for n in (80, 80, 1))
-    packed = torch.zeros(24, 80, 5, dtype=dtype)
-    mine, plain = packed.to(device)[:, :, 2], packed[:, :, 2]
-    z, normed = _launch(*(part.to(device) for part in (x, y, gain, scale, following)), mine, 1e-6, 1e-6)
-    twin, _ = sandwich_norm_reference(x, y, gain, scale, None, plain, 1e-6, 1e-6)
-    true, _ = sandwich_norm_reference(*(part.double() for part in (x, y, gain, scale)), None, None, 1e-6, 1e-6)
-    read = z.cpu()  # what the norms read is the kernel's own z, rounded
-    exact = rms(read.double(), 1e-6)
-    return [
-        (z, twin, true),
-        (normed, (rms(read, 1e-6) * following.to(wide(dtype))).to(dtype), exact * following.double()),
-        (mine, rms(read, 1e-6).to(dtype), exact),
-    ]
+    x, y = torch.randn(2, 3, 3840, generator=generator).to(dtype)
+    gain, following, scale = (torch.randn(n, generator=generator).to(dtype) for n in (3840, 3840, 1))
+    packed = torch.zeros(3, 3840, 49, dtype=dtype).to(device)
+    x_, y_, gain_, following_, scale_ = (part.to(device) for part in (x, y, gain, following, scale))
+    middle, normed = _launch(x_, y_, gain_, None, following_, None, 1e-6, 1e-6)
+    end, _ = _launch(x_, y_, gain_, scale_, None, packed[:, :, 2], 1e-6, 1e-6)
+    results: list[Compared] = []
+    for z, factor in ((middle, None), (end, scale)):
+        twin, _ = sandwich_norm_reference(x, y, gain, factor, None, None, 1e-6, 1e-6)
+        true, _ = sandwich_norm_reference(x.double(), y.double(), gain.double(), None if factor is None else factor.double(), None, None, 1e-6, 1e-6)
+        results.append((z, twin, true))
+    # What the norms read is the kernel's own z, rounded.
+    for z, got, weight in ((middle.cpu(), normed, following), (end.cpu(), packed[:, :, 2], torch.ones(3840, dtype=dtype))):
+        plain = (rms(z, 1e-6) * weight.to(wide(dtype))).to(dtype)
+        results.append((got, plain, rms(z.double(), 1e-6) * weight.double()))
+    return results
 
 
 _OP = Op("sandwich_norm", _check)

@@ -66,8 +66,8 @@ class Tower(nn.Module):
         window = sliding_mask(len(ids), self.config.window, ids.device)
         last = len(self.layers)
         for index, layer in enumerate(self.layers, start=1):
-            x = layer(x, ropes[layer.full], None if layer.full else window, None if index == last else packed[:, :, index])
-            if index == last:
+            x = layer(x, ropes[layer.full], None if layer.full else window, packed[:, :, index])
+            if index == last:  # packed once more
                 x = self.norm(x)
                 packed[:, :, index] = _packed(x)
             yield x

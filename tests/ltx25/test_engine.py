@@ -13,7 +13,7 @@ from comfyui_ltx25.ltx25.hdr import CURVES, SDR, to_linear
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.instrument.memory import host_now
 from comfyui_ltx25.ltx25.optional import OptionalParts
-from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
+from comfyui_ltx25.ltx25.parts import AUDIO_VAE, TEXT, TRANSFORMER, VIDEO_VAE
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.working import decoding_bytes, frames_bytes
 from comfyui_ltx25.tests.support.engine import CPU, engine, job
@@ -308,31 +308,6 @@ def test_h5_the_time_of_a_step_is_forgotten_when_weights_change_their_place():
     assert small._group_seconds
     small.opened.parts[TRANSFORMER].shrink(1)
     assert not small._group_seconds
-
-
-def test_graphs_of_the_text_side_go_with_the_weights_they_read():
-    one = engine()
-    one.encode("a red fox", Watch())
-    for part in (one.opened.parts[TEXT], one.opened.parts[CONNECTORS]):
-        replay = one._graphs(part)
-        replay._graphs["a kind"] = object()  # stands for a graph, which needs a card
-        part.unload()
-        assert replay.captured == 0
-    one.encode("a grey cat", Watch())
-    replay = one._graphs(one.opened.parts[TEXT])
-    replay._graphs["a kind"] = object()
-    assert one.opened.parts[TEXT].shrink(1) and replay.captured == 0
-    replay._graphs["a kind"] = object()
-    one.encode("a blue bird", Watch())
-    one.detach()
-    assert replay.captured == 0
-
-
-def test_a_text_encoder_whose_blocks_take_turns_has_no_graphs():
-    one = engine(residency="stream")
-    one.encode("a red fox", Watch())
-    assert one.opened.parts[TEXT].streams and one._graphs(one.opened.parts[TEXT]) is None
-    assert engine()._graphs(engine().opened.parts[TEXT]) is not None
 
 
 def test_the_tokenizer_is_read_inside_a_phase():

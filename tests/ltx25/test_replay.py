@@ -6,8 +6,11 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25 import replay as module
 from comfyui_ltx25.ltx25.instrument import Sink, Watch
+from comfyui_ltx25.ltx25.parts import CONNECTORS
+from comfyui_ltx25.ltx25.parts import TEXT as TEXT_PART
 from comfyui_ltx25.ltx25.replay import Replay
 from comfyui_ltx25.ltx25.text import SHORT, TextEncoder, run_length
+from comfyui_ltx25.tests.support.engine import engine
 from comfyui_ltx25.tests.support.golden import Golden
 from comfyui_ltx25.tests.support.text import load_connectors, load_projection, load_tokenizer, load_tower
 
@@ -169,3 +172,28 @@ def test_prompts_of_one_length_share_a_graph_and_long_ones_make_none(captures, m
             assert all(map(torch.equal, connected, connectors.forward(*arguments)))
     assert set(captures) == {(128,), (1, 1024, 32)}  # the others came once, or are long
     assert replays[1]._graphs.popitem()[1].reads[0] is connectors.video.rope(1024, torch.device("cpu"))[0]
+
+
+def test_graphs_of_the_text_side_go_with_the_weights_they_read():
+    one = engine()
+    one.encode("a red fox", Watch())
+    for part in (one.opened.parts[TEXT_PART], one.opened.parts[CONNECTORS]):
+        replay = one._graphs(part)
+        replay._graphs["a kind"] = object()  # stands for a graph, which needs a card
+        part.unload()
+        assert replay.captured == 0
+    one.encode("a grey cat", Watch())
+    replay = one._graphs(one.opened.parts[TEXT_PART])
+    replay._graphs["a kind"] = object()
+    assert one.opened.parts[TEXT_PART].shrink(1) and replay.captured == 0
+    replay._graphs["a kind"] = object()
+    one.encode("a blue bird", Watch())
+    one.detach()
+    assert replay.captured == 0
+
+
+def test_a_text_encoder_whose_blocks_take_turns_has_no_graphs():
+    one = engine(residency="stream")
+    one.encode("a red fox", Watch())
+    assert one.opened.parts[TEXT_PART].streams and one._graphs(one.opened.parts[TEXT_PART]) is None
+    assert engine()._graphs(engine().opened.parts[TEXT_PART]) is not None
