@@ -27,6 +27,12 @@ def test_the_node_table_has_every_node_with_every_input_and_output():
         assert not missing, (node, missing)
 
 
+def test_the_workflow_table_has_every_workflow():
+    table = README.split("## Workflows")[1].split("\n## ")[0]
+    rows = "\n".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `"))
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(path.stem for path in (PACK / "workflows").glob("*.json"))
+
+
 def test_files_to_download_are_published_ones():
     named = re.findall(r"`([\w.-]+)\.safetensors`", README)
     assert named and set(named) <= set(fixture_names())

@@ -179,7 +179,7 @@ def fidelity(note: str) -> tuple[Nodes, Links]:
     links.append((("latent", "latent"), ("sample", "latent")))
     nodes, links = second_stage((nodes, links), STAGE_2, "guider2", keep_sound=True)
     nodes += [
-        ("slots", "LTX25KeyframeSlots", "Keyframes, stage 1", (520, 520, 460, 200), {"grid": "segments"}),
+        ("slots", "LTX25KeyframeSlots", "Keyframes, stage 1", (520, 580, 460, 200), {"grid": "segments"}),
         ("enlarge", "LTX25LatentUpscale", "Upscale keyframes", (1440, 970, 360, 120), {"upscale_model": UPSCALER}),
         ("slots2", "LTX25KeyframeSlots", "Keyframes, stage 2", (1440, 1140, 360, 200), {"grid": "segments"}),
         ("shown", "LTX25LatentReference", None, (1850, 900, 360, 120), {}),
