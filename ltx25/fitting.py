@@ -21,7 +21,7 @@ from .instrument import Watch
 from .instrument.memory import host_free
 from .instrument.units import bytes_text
 from .part import Part
-from .residency import Arbiter
+from .residency import UNKNOWN, Arbiter
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -65,8 +65,8 @@ def fit(
     check_host(part)
     possible = choose(arbiter, part, ways, advice)
     attempts = [(way, nullcontext) for way in possible]
-    if part.least < part.wanted:  # whatever the estimates said
-        attempts.append((replace(possible[-1], text=f"{possible[-1].text}, all blocks streamed"), part.at_its_least))
+    if part.least < part.wanted:  # whatever the estimates said; again from the fastest, because blocks now take the least room
+        attempts += [(replace(way, text=f"{way.text}, all blocks streamed"), part.at_its_least) for way in possible]
     notices: list[str] = []
     for number, (way, held) in enumerate(attempts):
         try:
@@ -85,9 +85,9 @@ def fit(
             notices.append(f"{part.name} ran out of memory with {way.text}; it went on with {attempts[number + 1][0].text}.")
             watch.note("retry", notices[-1], part=part.name, memory=reason)
     part.unload()
-    raise torch.OutOfMemoryError(
-        f"{part.name} ran out of memory even with {attempts[-1][0].text}; {bytes_text(arbiter.room(part.device))} can be had: {advice(0)}."
-    )
+    room = arbiter.room(part.device)
+    had = f"{bytes_text(room)} can be had" if room < UNKNOWN else "how much can be had this device does not say"
+    raise torch.OutOfMemoryError(f"{part.name} ran out of memory even with {attempts[-1][0].text}; {had}: {advice(0)}.")
 
 
 def check_host(part: Part) -> None:

@@ -19,6 +19,9 @@ from .part import Blocks, Part, Piece
 __all__ = ["Arbiter", "Blocks", "Part", "Piece", "Standalone", "free_memory", "release"]
 
 
+UNKNOWN = 1 << 62  # bytes free where a platform does not say
+
+
 class Arbiter(Protocol):
     """Decides what is on the device."""
 
@@ -65,4 +68,4 @@ class Standalone:
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device` (host memory for the CPU)."""
     free = device_free(device)
-    return 1 << 62 if free is None else free  # this platform does not say
+    return UNKNOWN if free is None else free

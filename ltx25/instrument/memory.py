@@ -89,10 +89,11 @@ def is_unified(device: torch.device) -> bool:
 
 def _cuda_free(device: torch.device) -> int:
     """The process may have been given a share of the device (torch.cuda.set_per_process_memory_fraction)."""
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # newer than the API floor
-    return max(0, min(free, int(share * total) - reserved)) + reserved - torch.cuda.memory_allocated(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    reserved = torch.cuda.memory_reserved(index)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # newer than the API floor
+    return max(0, min(free, int(share * total) - reserved)) + reserved - torch.cuda.memory_allocated(index)
 
 
 def _status(name: str) -> int:

@@ -146,6 +146,16 @@ def test_one_missing_value_costs_no_other(monkeypatch):
     assert phase.peak_host is None or phase.peak_host > 0
 
 
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+@pytest.mark.parametrize(("share", "free"), [(1.0, 60 + 10 - 7), (0.5, 40 + 10 - 7)])
+def test_m2_what_a_card_has_left_is_asked_by_number_and_held_to_the_process_share(monkeypatch, name, share, free):
+    """Some of torch's questions refuse a device without a number; a missing answer would read as endless memory."""
+    answers = {"mem_get_info": (60, 100), "memory_reserved": 10, "memory_allocated": 7, "get_per_process_memory_fraction": share, "current_device": 0}
+    for question, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, question, lambda *index, answer=answer: answer if index in ((), (0,)) else 1 / 0, raising=False)
+    assert memory.device_free(torch.device(name)) == free
+
+
 def test_shared_memory_devices_report_the_sum(monkeypatch):
     monkeypatch.setattr(meter, "is_unified", lambda device: True)
     monkeypatch.setattr(meter, "device_now", lambda device: 100)
