@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from .conditions import Condition, apply
+from .dit.kept_text import KeptTexts
 from .dit.modality import Contexts
 from .errors import InputError
 from .guidance import Bins
@@ -87,6 +88,7 @@ def run(
     dtype: torch.dtype,
     prediction: str = "",
     known: dict[Hashable, float] | None = None,
+    texts: KeptTexts | None = None,
 ) -> Sampled:
     """Noise the drafts to the first sigma and denoise them. Item i of a batch uses seed + i. See sampler.denoise.
 
@@ -103,7 +105,7 @@ def run(
         drawn = sources[use].draw()
         return {name: standardise(tokens) for name, tokens in drawn.items()} if job.sampler.standard_noise else drawn
 
-    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known)
+    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known, texts)
     on_host = {name: tokens.cpu() for name, tokens in outcome.tokens.items()}
     video = drafts.get("video")
     return Sampled(

@@ -30,6 +30,7 @@ from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
 from .device import release, release_host
 from .dit import check_fp8
+from .dit.kept_text import KeptTexts
 from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, choose, fit
 from .graphs import GraphedDiT
@@ -43,6 +44,7 @@ from .instrument.work import sample_work
 from .job import Options, Prepared, Sampled, SampleJob, contexts_of
 from .latents import COPIES
 from .lora import Adapter, Lora
+from .lora.adapter import SPARE
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .precision import full_precision
@@ -52,7 +54,7 @@ from .replay import Replay, graphs_wanted
 from .residency import Arbiter, Part, Standalone
 from .room import check_host_room, check_room, smaller_clip
 from .sampler import check_job, sampler_of
-from .schedule import check_sigmas
+from .schedule import STEPS, check_sigmas, sigmas_of
 from .shapes import OUTPUT_RATE, AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from .switches import check_switches
 from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
@@ -74,6 +76,7 @@ from .working import (
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
 TEXT_GRAPHS = {TEXT: 2, CONNECTORS: 1}  # kept at a time: a prompt and its negative differ in length, their contexts do not
+KEPT_TEXTS = 4 << 30  # bytes of text keys and values to hold: at the published sizes those of stage 2 and of frozen sound
 DECODE_ROOM = 2 << 30  # bytes a video decode may ask others to leave for its speed; more only where it cannot do without
 
 
@@ -96,6 +99,7 @@ class Engine:
         self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
         self._captured = _Captured()
         self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
+        self._texts = KeptTexts(sigmas_of("distilled_stage2", STEPS), KEPT_TEXTS)  # 0, its end, is the level of a frozen stream
         self._loras: tuple[Lora, ...] = ()
         self._base: Engine | None = None  # keeps alive what drops the graphs
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
@@ -214,9 +218,10 @@ class Engine:
             plan = ready.on(self.device, self._dtype, way.batched)
             facts = self._facts(replace(ready, job=plan), job)
             traced = self._traced(plan, facts, watch) if profile else None
+            self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - self._sampling_bytes(ready, way.batched) - SPARE)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
                 prediction = self.forecast(facts)
-                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, known=self._group_seconds)
+                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, self._group_seconds, self._texts)
             texts = traced.texts if traced else ()
             return clip
 
@@ -380,6 +385,11 @@ class Engine:
             part.adapter.switch(part, loras, watch)
         return part
 
+    @property
+    def _weights_key(self) -> Hashable:
+        """Equal while the transformer's weights are."""
+        return tuple(lora.key for lora in self._loras if lora.strength != 0)
+
     def _traced(self, job: Denoise, facts: Mapping[str, object], watch: Watch) -> ProfiledTransformer:
         plain = self._opened.parts[TRANSFORMER]["dit"]
         plans = [plan for plan in job.plans if plan is not None]
@@ -391,8 +401,9 @@ class Engine:
         return None if part.streams else self._replays[part.name]
 
     def _drop_graphs(self) -> None:
-        """Graphs hold addresses of weights that are about to go, and groups will take another time where these go to."""
+        """Graphs hold addresses of weights that are about to go, texts are made by them, and groups will take another time elsewhere."""
         self._group_seconds.clear()
+        self._texts.drop()
         if self._captured.dit is not None:
             self._captured.dit.drop()
             self._captured.dit = None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .dit.kept_text import KeptTexts, StepTexts
 from .dit.modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .flight import Flight, Pause
 from .guidance import OFF, Bins, Guidance, combine, plan_legs
@@ -38,6 +39,7 @@ class Transformer(Protocol):
         plan: LegPlan,
         batched: bool,
         pause: Pause,
+        kept: StepTexts | None = None,
     ) -> Mapping[Leg, Velocity]: ...
 
 
@@ -134,13 +136,14 @@ class Prediction:
 class Predictor:
     """Called once per Call, in order. Tables for the whole schedule are made before the first one."""
 
-    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str, known: dict[Hashable, float] | None = None) -> None:
+    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str, known: dict[Hashable, float] | None = None, texts: KeptTexts | None = None) -> None:
         """See sampler.denoise."""
         self._dit, self._job, self._phase, self._device = dit, job, phase, device
         self._negative = _negative(job.positive, job.negative, job.frozen)
         self._clean = {name: state.clean.to(device) for name, state in job.states.items()}
         self._masks = {name: state.stream.mask.to(device)[:, None] for name, state in job.states.items()}
         self._generates_all = {name: bool((state.stream.mask == 1).all()) for name, state in job.states.items()}
+        self._texts = texts
         self._last: Tokens = {}
         self._next = 0
         streams = {name: state.stream for name, state in job.states.items()}
@@ -177,7 +180,7 @@ class Predictor:
     def _group(self, index: int, plan: LegPlan, x: Tokens, pause: Pause):
         job, sigma = self._job, self._job.calls[index].sigma
         velocities = self._dit(
-            x.get("video"), x.get("audio"), self._geometry, self._tables[index], job.positive, self._negative, plan, job.batched, pause
+            x.get("video"), x.get("audio"), self._geometry, self._tables[index], job.positive, self._negative, plan, job.batched, pause, self._kept(sigma)
         )
         x0, uncond = {}, {}
         for name, tokens in x.items():
@@ -193,6 +196,11 @@ class Predictor:
             if Leg.UNCOND in legs:
                 uncond[name] = legs[Leg.UNCOND]
         return Prediction(x0, uncond), self._preview(index, x0)
+
+    def _kept(self, sigma: float) -> StepTexts | None:
+        if self._texts is None:
+            return None
+        return StepTexts(*(self._texts.at(name, 0.0 if name in self._job.frozen else sigma) for name in ("video", "audio")))
 
     def _blend(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
         if self._generates_all[name]:

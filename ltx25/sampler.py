@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from . import steps
+from .dit.kept_text import KeptTexts
 from .errors import InputError
 from .instrument import Phase
 from .predictor import Call, Denoise, Draw, Predictor, Sampler, Tokens, Transformer
@@ -43,16 +44,18 @@ def denoise(
     dtype: torch.dtype,
     prediction: str = "",
     known: dict[Hashable, float] | None = None,
+    texts: KeptTexts | None = None,
 ) -> Outcome:
     """Run `job` from the noised tokens `x`, (B, T, C) float32 by stream.
 
     draw: noise of the sampler's steps (not called by those that add none). phase: open, its total = job.forwards, its unit
     a forward. dtype: the transformer's activations. prediction: a sentence about the time it will take, shown until the
     first group is done. known: seconds per kind of group, for the caller to hand to its next run with this transformer:
-    groups known to be fast are neither marked block by block nor kept from being captured. Raises what the phase raises on a cancel, and InputError when the
-    result has values that are not finite numbers.
+    groups known to be fast are neither marked block by block nor kept from being captured. texts: begun with this job's prompt,
+    see dit.kept_text. Raises what the phase raises on a cancel, and InputError when the result has values that are not
+    finite numbers.
     """
-    predict = Predictor(dit, job, phase, device, dtype, prediction, known)
+    predict = Predictor(dit, job, phase, device, dtype, prediction, known, texts)
     x = {name: x[name].to(device) for name in ("video", "audio") if name in x}
     x = predict.keep(job.sampler.run(predict, x, job.sigmas, draw))
     predict.flight.land()

@@ -23,6 +23,7 @@ from ..config.dit import DiTConfig
 from .adaln import BLOCK_ROWS, CROSS_ROWS, PROMPT_ROWS, BlockModulation, StreamModulation
 from .attention import CrossAttention, FeedForward, SelfAttention
 from .geometry import Geometry, StreamGeometry
+from .kept_text import KeptLevel
 from .lanes import Lanes
 from .modality import Leg
 from .rows import Point, Rows, Schedule, StreamSchedule
@@ -55,11 +56,19 @@ class State:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The contexts, as rows of (B or 1, L, D) and (B or 1, L, Da)."""
+class Text:
+    """The contexts of one stream, rows of (B or 1, L, D), and what is kept of their keys and values, if anything."""
 
-    video: Rows | None
-    audio: Rows | None
+    rows: Rows
+    kept: KeptLevel | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text that each stream reads; None: no such stream, or one that is not updated."""
+
+    video: Text | None
+    audio: Text | None
 
 
 class Met(NamedTuple):
@@ -175,7 +184,7 @@ class Block(nn.Module):
         self,
         layers: Layers,
         lane: Lane,
-        text: Rows | None,
+        text: Text | None,
         m: StreamModulation,
         g: StreamGeometry,
         legs: StreamSchedule,
@@ -198,13 +207,22 @@ class Block(nn.Module):
             y = lane.h.map(lambda h: attention(h, g.rope, g.bias))
         (h,) = self._add(x, y, m.attn.gate, [Norm(m.text.scale, m.text.shift, layers.text_attention.qg.quantised)], g.index)
         x, h = x.fork(before), h.fork(before)
-        keys, values = text.spread(
-            lambda context: layers.text_attention.keys_values(modulate(context, m.text_scale, m.text_shift), None)
-        )
+        keys, values = self._keys_values(layers.text_attention, text, m, number)
         y = layers.text_attention(*h.spread(partial(layers.text_attention.queries, rope=None)), keys, values)
         if x.groups != after:
             x, y = x.fork(after), y.fork(after)
         return self._part(layers.feed_forward, x, y, m, g, _meeting(x) if meet else 0, towards, goes)
+
+    def _keys_values(self, attention: CrossAttention, text: Text, m: StreamModulation, number: int) -> tuple[Rows, Rows]:
+        """Of the text, made now or found where an earlier denoise made the same ones."""
+        rows, kept = text.rows, text.kept
+        found = None if kept is None else kept.get(number)
+        if found is not None:
+            return Rows(rows.groups, (found[0],), rows.batched), Rows(rows.groups, (found[1],), rows.batched)
+        keys, values = rows.spread(lambda context: attention.keys_values(modulate(context, m.text_scale, m.text_shift), None))
+        if kept is not None:
+            kept.put(number, keys.tensors[0], values.tensors[0])
+        return keys, values
 
     def _part(
         self,

@@ -27,8 +27,9 @@ from .adaln import (
     StreamTables,
     modulate_blocks,
 )
-from .block import Block, Lane, State, Texts
+from .block import Block, Lane, State, Text, Texts
 from .geometry import Geometry, StreamGeometry
+from .kept_text import StepTexts
 from .lanes import Lanes
 from .modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .rows import Rows, Schedule, StreamSchedule, schedule
@@ -97,17 +98,19 @@ class DiT(nn.Module):
         plan: LegPlan,
         batched: bool,
         pause: Callable[[int], None],
+        kept: StepTexts | None = None,
     ) -> dict[Leg, Velocity]:
         """video (B, N, C) and audio (B, M, Ca) tokens, any floating dtype, None as in `geometry`: each leg's velocities.
 
         `batched`: rows of several legs go through one launch, equal within rounding; otherwise every op has the shapes of
         a single forward and each leg equals a run of its own bit for bit. `pause(i)` is called after block i; it may raise.
+        `kept`: where keys and values of the positive text may be left and found at this noise level.
         Legs that stay equal return the same tensor. Raises InputError for tokens, legs or blocks that do not fit.
         """
         self._check(video, audio, geometry, plan)
         legs = schedule(plan, video is not None, audio is not None)
         batched = batched and len(plan.legs) > 1
-        text = self._text(positive, negative, legs, len(video if audio is None else audio), batched)
+        text = self._text(positive, negative, legs, len(video if audio is None else audio), batched, kept)
         lanes = self._lanes(video, audio)
         modulations = self._modulations(tables, lanes)
         modulation = next(modulations)
@@ -176,12 +179,14 @@ class DiT(nn.Module):
             return Lane(x, None)
         return Lane(x, x.spread(lambda x: rms_adaln(x, [opening], stream.index, self.config.norm_eps))[0])
 
-    def _text(self, positive: Contexts, negative: Contexts | None, legs: Schedule, batch: int, batched: bool) -> Texts:
+    def _text(
+        self, positive: Contexts, negative: Contexts | None, legs: Schedule, batch: int, batched: bool, kept: StepTexts | None
+    ) -> Texts:
         """Contexts as rows: the negative one serves the unconditional leg, the positive one all others."""
-        rows = []
+        texts = []
         for name, stream, width in (("video", legs.video, self.config.width), ("audio", legs.audio, self.config.audio_width)):
             if stream is None or not stream.enabled:
-                rows.append(None)
+                texts.append(None)
                 continue
             dtype = self.patchify_proj.weight.dtype
             good = getattr(positive, name)
@@ -196,14 +201,14 @@ class DiT(nn.Module):
                     )
             uncond, others = (Leg.UNCOND,), tuple(leg for leg in stream.legs if leg is not Leg.UNCOND)
             if Leg.UNCOND not in stream.legs or bad is None:  # without a negative the official code takes the positive
-                rows.append(Rows((stream.legs,), (good.to(dtype),), batched))
+                texts.append(Text(Rows((stream.legs,), (good.to(dtype),), batched), kept and getattr(kept, name)))
             elif not others:
-                rows.append(Rows((uncond,), (bad.to(dtype),), batched))
+                texts.append(Text(Rows((uncond,), (bad.to(dtype),), batched), None))
             elif batched and good.shape == bad.shape:
-                rows.append(Rows((uncond, others), (torch.cat((bad, good)).to(dtype),), True))
+                texts.append(Text(Rows((uncond, others), (torch.cat((bad, good)).to(dtype),), True), None))
             else:
-                rows.append(Rows((uncond, others), (bad.to(dtype), good.to(dtype)), False))
-        return Texts(*rows)
+                texts.append(Text(Rows((uncond, others), (bad.to(dtype), good.to(dtype)), False), None))
+        return Texts(*texts)
 
     def _modulations(self, tables: StepTables, lanes: Lanes) -> Iterator[BlockModulation]:
         """Modulation of block after block, made for as many in one go as fit _MODULATION_BYTES."""

@@ -51,7 +51,7 @@ def step_tables(dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, floa
             continue
         levels = torch.stack([timestep_of_levels(stream, pair[side]) for pair in sigmas])  # (S, K)
         rows, embedded = _produce(getattr(dit, names[0]), levels, scale)
-        prompt = _produce(getattr(dit, names[1]), scalars[side][:, None], scale)[0] if config.prompt_adaln else [None] * len(sigmas)
+        prompt = _one_by_one(getattr(dit, names[1]), scalars[side], scale) if config.prompt_adaln else [None] * len(sigmas)
         other = scalars[1 - side]
         if other is None:
             cross = gate = [None] * len(sigmas)
@@ -66,6 +66,13 @@ def step_tables(dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, floa
 # which is made from the other stream's sigma.
 _VIDEO = ("adaln_single", "prompt_adaln_single", "av_ca_video_scale_shift_adaln_single", "av_ca_a2v_gate_adaln_single")
 _AUDIO = ("audio_adaln_single", "audio_prompt_adaln_single", "av_ca_audio_scale_shift_adaln_single", "av_ca_v2a_gate_adaln_single")
+
+
+def _one_by_one(producer: Producer, t: torch.Tensor, scale: float) -> list[torch.Tensor]:
+    """t (S,) in [0, 1]: rows (1, rows, D) of every step. Each is a product of its own, so that its bits, and those of the
+    keys and values made with it, are the same in whatever schedule a sigma stands."""
+    made = {float(level): producer(sinusoid(level * scale))[0] for level in t.unique().split(1)}
+    return [made[float(level)] for level in t]
 
 
 def _produce(producer: Producer, t: torch.Tensor, scale: float, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -201,7 +201,7 @@ class OnGpu(Toy):
         self.gpu, self.ahead = gpu, []
 
     def __call__(self, *args):
-        pause = args[-1]
+        pause = args[8]
 
         def block_done(block):
             self.gpu.queue()
@@ -209,7 +209,7 @@ class OnGpu(Toy):
             pause(block)
 
         self.told_pause = pause
-        result = super().__call__(*args[:-1], block_done)
+        result = super().__call__(*args[:8], block_done)
         self.pauses[-1] = pause
         return result
 

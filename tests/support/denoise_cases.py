@@ -150,7 +150,7 @@ class Toy:
         assert all(video == audio for video, audio in sigmas)
         return [sigma for sigma, _ in sigmas]
 
-    def __call__(self, video, audio, geometry, sigma, positive, negative, plan, batched, pause):
+    def __call__(self, video, audio, geometry, sigma, positive, negative, plan, batched, pause, kept=None):
         self.before(len(self.seen))
         self.sigmas.append(sigma)
         self.seen.append({"video": video, "audio": audio})
