@@ -14,6 +14,7 @@ from ..ltx25.engine import Engine
 from ..ltx25.errors import InputError
 from ..ltx25.extend import extend
 from ..ltx25.image import CRF, WORST_CRF, every_other, prepare_images
+from ..ltx25.lora import DOWNSCALE, TEMPORAL, reference_factor
 from ..ltx25.moments import parse_frames
 from ..ltx25.shapes import Compression, VideoShape, evenly_spaced_frames
 from .bridge import FRAME_RATE, Latents, join, keyframes_in, split, with_conditions
@@ -99,20 +100,22 @@ class LTX25VideoCondition(io.ComfyNode):
                     step=0.01,
                     tooltip="guide, reference: how much the clip looks at these frames. 1: fully, at full speed. Below 1 attention needs a mask and is slower.",
                 ),
-                io.Int.Input("downscale", default=1, min=1, max=16, tooltip="reference: how many times smaller than the clip the IC-LoRA wants it (reference_downscale_factor of the LoRA)."),
-                io.Int.Input("temporal", default=1, min=1, max=16, tooltip="reference: every how many frames one is shown (reference_temporal_scale_factor of the LoRA)."),
+                io.Int.Input("downscale", default=0, min=0, max=16, tooltip="reference: how many times smaller than the clip the IC-LoRA wants it. 0: what the file of the engine's LoRA says, else 1."),
+                io.Int.Input("temporal", default=0, min=0, max=16, tooltip="reference: every how many frames one is shown. 0: what the file of the engine's LoRA says, else 1."),
             ],
             outputs=[io.Latent.Output("latent", tooltip="The clip with this video noted. The sampler's result has the clip's own length.")],
         )
 
     @classmethod
-    def execute(cls, engine, latent, images, mode="guide", frame=0, strength=1.0, attention=1.0, downscale=1, temporal=1) -> io.NodeOutput:
+    def execute(cls, engine, latent, images, mode="guide", frame=0, strength=1.0, attention=1.0, downscale=0, temporal=0) -> io.NodeOutput:
         clip = Clip.of(engine.engine, latent)
         with node_run(engine.engine, bar="encode.video") as run:
             encode = _Encoder(engine.engine, run)
             if mode == "keep":
                 return io.NodeOutput(_kept(latent, clip, encode(_whole(images, clip), clip.size)))
             if mode == "reference":
+                loras = engine.engine.loras
+                downscale, temporal = downscale or reference_factor(loras, DOWNSCALE), temporal or reference_factor(loras, TEMPORAL)
                 size = _smaller(clip.size, downscale, engine.engine.compression.side)
                 item = Reference(encode(every_other(images[: clip.size.frames], temporal), size), strength, downscale, temporal)
             else:

@@ -8,8 +8,10 @@ import av
 import numpy as np
 import pytest
 from comfyui_ltx25.tests.host.conftest import PACK, start
+from comfyui_ltx25.tests.host.test_instrument import newest_record
 from comfyui_ltx25.tests.host.test_text_to_video import decoded
 from comfyui_ltx25.tests.support.comfyui_host import Rejected
+from comfyui_ltx25.tests.support.loras import tiny_lora
 from PIL import Image
 
 TINY = sorted(path.stem for path in (PACK / "workflows" / "api").glob("*_tiny.json"))
@@ -160,6 +162,34 @@ def test_r5_a_wrong_stage_two_file_is_found_out_before_the_first_forward(tiny, a
             with pytest.raises(Rejected) as refused:
                 server.run(prompt)
             assert words in json.dumps(refused.value.node_errors)
+
+
+@pytest.mark.parametrize(
+    "metadata, widgets, reference",
+    [
+        ({}, {}, 3 * 2 * 4),
+        ({"reference_downscale_factor": "2", "reference_temporal_scale_factor": "2"}, {}, 2 * 1 * 2),
+        ({"reference_downscale_factor": "2", "reference_temporal_scale_factor": "2"}, {"downscale": 1}, 2 * 2 * 4),
+    ],
+    ids=["file says nothing", "file says both", "asked for one"],
+)
+def test_reference_has_the_size_that_the_ic_loras_file_asks_for(host, api, given, find, inspect, metadata, widgets, reference):
+    """Latent frames x rows x columns of the reference, counted in the tokens that were sampled beside those of the clip."""
+    file = host.base / "models" / "loras" / "ic-lora.safetensors"
+    tiny_lora(file, metadata=metadata)
+    prompt = api("reference_video_tiny")
+    load, guider, shown, sampler = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "LTX25Guider", "LTX25VideoCondition", "LTX25Sampler"))
+    prompt["lora"] = {"class_type": "LTX25LoRA", "inputs": {"engine": [load, 0], "lora_name": file.name, "strength": 1.0}}
+    widths(prompt, find)["width"] = 128
+    for key in (guider, shown):
+        prompt[key]["inputs"]["engine"] = ["lora", 0]
+    prompt[shown]["inputs"].update(widgets)
+    latent = inspect(prompt, sampler)
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    assert latent(run)["samples"]["nested"][0]["shape"] == [1, 128, 3, 2, 4]
+    (phase,) = [line for line in newest_record(host) if line["event"] == "phase" and line["state"] == "closed" and line["name"] == "sample"]
+    assert phase["facts"]["tokens"]["video"] == 3 * 2 * 4 + reference
+    file.unlink()
 
 
 def test_temporal_upscaler_doubles_the_frame_rate(host, api, tiny, find, inspect):

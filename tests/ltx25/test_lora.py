@@ -6,7 +6,7 @@ from comfyui_ltx25.ltx25.checkpoint import open_file, write_file
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError, InputError
-from comfyui_ltx25.ltx25.lora import Lora, apply, targets
+from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, Lora, apply, reference_factor, targets
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
 from comfyui_ltx25.ltx25.lora.change import weight_of
 from comfyui_ltx25.tests.support import golden_dit as golden
@@ -131,6 +131,35 @@ def test_k3_a_lora_that_cannot_act_is_an_error(tmp_path):
         opened(tiny_files().audio_vae, 1.0, base)
     with pytest.raises(FileError, match="does not exist"):
         opened(tmp_path / "missing.safetensors", 1.0, base)
+
+
+# What an IC-LoRA says about its reference
+
+
+def asking(tmp_path, strength=1.0, **metadata):
+    name = "-".join(metadata.values()) or "silent"
+    return opened(tiny_lora(tmp_path / f"ic-{name}.safetensors", metadata=metadata), strength, open_file(tiny_files().transformer))
+
+
+def test_reference_factors_come_from_the_metadata_and_are_1_without(tmp_path):
+    """Keys and default per ltx_pipelines.iclora_utils."""
+    silent, both = asking(tmp_path), asking(tmp_path, reference_downscale_factor="2", reference_temporal_scale_factor="4")
+    for loras, downscale, temporal in (((), 1, 1), ((silent,), 1, 1), ((both,), 2, 4), ((silent, both), 2, 4), ((both, both), 2, 4)):
+        assert (reference_factor(loras, DOWNSCALE), reference_factor(loras, TEMPORAL)) == (downscale, temporal)
+
+
+def test_reference_factors_of_a_lora_that_does_not_act_do_not_count(tmp_path):
+    assert reference_factor([asking(tmp_path, 0.0, reference_downscale_factor="2")], DOWNSCALE) == 1
+
+
+def test_reference_factors_that_contradict_or_are_none_are_refused(tmp_path):
+    two, three = asking(tmp_path, reference_downscale_factor="2"), asking(tmp_path, reference_downscale_factor="3")
+    with pytest.raises(InputError, match="ic-2.safetensors wants reference_downscale_factor 2 and ic-3.safetensors 3; use one"):
+        reference_factor([two, three], DOWNSCALE)
+    assert reference_factor([two, three], TEMPORAL) == 1
+    for text in ("0", "-1", "half", "1.5", ""):
+        with pytest.raises(FileError, match="wanted a whole number from 1"):
+            reference_factor([asking(tmp_path, reference_temporal_scale_factor=text)], TEMPORAL)
 
 
 # On an engine

@@ -274,7 +274,7 @@ def workflows(negative: str) -> dict[str, tuple[Nodes, Links]]:
         "first_last_frame": told(loaded(render(None, DISTILLED, more("Frame -1 is the last one.")), 2), pictures((0, -1))),
         "keyframes": told(loaded(render(None, DISTILLED, more("Each picture stands at the frame its node names.")), 3), pictures((0, 60, -1))),
         "reference_video": shown_a_video(
-            render(None, DISTILLED, more("The video is shown as a reference: made for IC-LoRAs, whose two factors the condition node takes.")), {"mode": "reference"}
+            render(None, DISTILLED, more("The video is shown as a reference, which is made for IC-LoRAs: put LTX-2.5 LoRA behind the loader; the condition node takes its two factors from the file.")), {"mode": "reference"}
         ),
         "audio_to_video": with_own_sound(more("Your sound is kept as it is; the picture follows it.")),
         "text_to_audio": sound_alone(more("Only sound is made; nothing of the video is computed.")),
