@@ -212,6 +212,8 @@ class Engine:
         """
         ready = self._prepare(job)
         part, texts = self._adapted(watch), ()
+        if self._ways(ready)[0].working + SPARE > self.arbiter.free(self.device):
+            self._texts.drop()  # before anything else makes room
 
         def run_steps(way: Way) -> Clip:
             nonlocal texts
