@@ -78,6 +78,16 @@ def test_translations_name_only_nodes_and_inputs_that_exist(path):
         assert {int(slot) for slot in entry.get("outputs", {})} <= set(range(len(NODES[node][1]))), node
 
 
+@pytest.mark.parametrize("path", sorted((PACK / "locales").glob("*/nodeDefs.json")), ids=lambda path: path.parent.name)
+def test_translations_name_every_node_and_every_output(path):
+    found = json.loads(path.read_text())
+    assert set(found) == set(NODES)
+    for node, (_, outputs) in NODES.items():
+        assert found[node]["display_name"] and found[node]["description"], node
+        assert {slot for slot, output in found[node]["outputs"].items() if output["name"]} == {str(slot) for slot in range(len(outputs))}, node
+        assert not found[node]["description"].isascii(), f"{node} is not translated"
+
+
 def test_x3_installing_builds_nothing_and_pins_nothing_heavy():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
     project = tomllib.loads((PACK / "pyproject.toml").read_text())
