@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from .errors import InputError
-from .guidance import Bins, Guidance, check_guidance, parse_stg_blocks
+from .guidance import Bins, Guidance, TextRule, check_guidance, parse_stg_blocks
+from .guidance_text import by_sigma
 from .sampler import sampler_of
 from .schedule import check_sigmas, sigmas_of
 from .shapes import PUBLISHED_COMPRESSION, AudioLatentShape, Compression, VideoShape, check_frame_rate
@@ -31,7 +32,8 @@ class Request:
     width, height: px; frames: a count; frame_rate: frames/s; eta: share of fresh noise per ancestral step, 0 to 1.
     negative: None means that there is none, which cfg other than 1 does not allow; "" is a prompt like any other.
     sigmas: falling noise levels that win over schedule and steps. stg_blocks: block numbers with commas, from 0; how
-    many there are only the file tells, so they are checked by `guidance`.
+    many there are only the file tells, so they are checked by `guidance`. rule, apg_eta, apg_norm: see guidance.TextRule;
+    guidance_start, guidance_end, bins: see guidance_text. token_shift: ltx2's levels by the clip's own number of tokens.
     """
 
     prompt: str
@@ -56,6 +58,13 @@ class Request:
     audio_rescale: float = 0.7
     stg_blocks: str = "28"
     skip_step: int = 0
+    rule: str = TextRule.CFG.value
+    apg_eta: float = 1.0
+    apg_norm: float = 0.0
+    guidance_start: float = 1.0
+    guidance_end: float = 0.0
+    bins: str = ""
+    token_shift: bool = False
     compression: Compression = PUBLISHED_COMPRESSION
 
     def __post_init__(self) -> None:
@@ -76,8 +85,13 @@ class Request:
             for scale in ("cfg", "stg", "modality", "rescale"):
                 _check_number(f"{stream}_{scale}", getattr(self, f"{stream}_{scale}"), 0.0, 1.0 if scale == "rescale" else 100.0)
         _check_whole("skip_step", self.skip_step, 0, MOST_STEPS)
-        video, audio = self._guidance(frozenset())
-        check_guidance(Bins.constant(video), Bins.constant(audio), self.negative is not None)
+        if self.rule not in [rule.value for rule in TextRule]:
+            raise InputError(f"rule '{self.rule}' is not one of {', '.join(rule.value for rule in TextRule)}.")
+        _check_number("apg_eta", self.apg_eta, -10.0, 10.0)
+        _check_number("apg_norm", self.apg_norm, 0.0, 100000.0)
+        for name in ("guidance_start", "guidance_end"):
+            _check_number(name, getattr(self, name), 0.0, 1.0)
+        check_guidance(*self._by_sigma(self._guidance(frozenset())), self.negative is not None)
 
     @property
     def video(self) -> VideoShape:
@@ -91,16 +105,29 @@ class Request:
         """The sigmas to run, and the schedule they are of: None for the user's own."""
         if self.sigmas is not None:
             return check_sigmas(self.sigmas), None
-        return sigmas_of(self.schedule, self.steps), self.schedule
+        if not self.token_shift:
+            return sigmas_of(self.schedule, self.steps), self.schedule
+        return sigmas_of(self.schedule, self.steps, self.video.latent(self.compression).tokens), self.schedule
 
     def guidance(self, blocks: int) -> tuple[Guidance, Guidance]:
         """How video and audio are guided in a model of `blocks` blocks; raises InputError when stg_blocks names another."""
         return self._guidance(parse_stg_blocks(self.stg_blocks, blocks))
 
+    def guidance_by_sigma(self, blocks: int) -> tuple[Bins, Bins]:
+        """`guidance` with its window and bins."""
+        return self._by_sigma(self.guidance(blocks))
+
+    def _by_sigma(self, guidance: tuple[Guidance, Guidance]) -> tuple[Bins, Bins]:
+        video, audio = (
+            by_sigma(one, name, self.bins, self.guidance_start, self.guidance_end) for name, one in zip(("video", "audio"), guidance, strict=True)
+        )
+        return video, audio
+
     def _guidance(self, stg_blocks: frozenset[int]) -> tuple[Guidance, Guidance]:
+        shared = (stg_blocks, self.skip_step, TextRule(self.rule), self.apg_eta, self.apg_norm)
         return (
-            Guidance(self.video_cfg, self.video_stg, self.video_modality, self.video_rescale, stg_blocks, self.skip_step),
-            Guidance(self.audio_cfg, self.audio_stg, self.audio_modality, self.audio_rescale, stg_blocks, self.skip_step),
+            Guidance(self.video_cfg, self.video_stg, self.video_modality, self.video_rescale, *shared),
+            Guidance(self.audio_cfg, self.audio_stg, self.audio_modality, self.audio_rescale, *shared),
         )
 
 

@@ -11,8 +11,10 @@ import torch
 
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
-from ..guidance import Bins
+from ..guidance import TextRule
+from ..guidance_text import EXAMPLE
 from ..hdr import SDR, TRANSFERS
+from ..image import CRF
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
 from ..kept import Kept
@@ -25,6 +27,7 @@ from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
 from .finish import checked_output, finish, keeping, tell
 from .runs import DEFAULT_RUNS, runs_folder
+from .told import MODES, Told, parse_lora
 
 SLOTS = tuple(field.name for field in fields(Files))
 DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
@@ -48,12 +51,19 @@ FLAGS: dict[str, tuple[type, str]] = {
     "audio_rescale": (float, ""),
     "stg_blocks": (str, "blocks perturbed for stg, with commas, from 0"),
     "skip_step": (int, "n: compute every (n + 1)th step only"),
+    "rule": (str, f"how the negative pulls: {', '.join(rule.value for rule in TextRule)}"),
+    "apg_eta": (float, "apg: the share kept of the pull along the prediction itself"),
+    "apg_norm": (float, "apg: the longest pull; 0 is no limit"),
+    "guidance_start": (float, "noise level at which guidance begins"),
+    "guidance_end": (float, "noise level at which guidance ends"),
+    "bins": (str, f"other values below a noise level, like '{EXAMPLE}'"),
     "seed": (int, "of the noise"),
     "schedule": (str, f"{', '.join(SCHEDULES)}"),
     "steps": (int, "of schedule ltx2"),
     "sampler": (str, f"{', '.join(SAMPLERS)}"),
     "sigmas": (parse_sigmas, "noise levels of your own, with commas; win over schedule and steps"),
     "eta": (float, "fresh noise of the ancestral sampler, 0 to 1"),
+    "token_shift": (bool, "noise levels of ltx2 by the number of tokens of the clip"),
 }
 OPTIONS = {
     "precision": ("auto", "bf16", "fp8"),
@@ -75,11 +85,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     models = parser.add_argument_group("model files (all four, or none for the tiny checkpoint)")
     for slot in SLOTS:
         models.add_argument(_flag(slot), type=Path, metavar="FILE")
+    models.add_argument("--lora", action="append", default=[], metavar="FILE[:STRENGTH]", help="on the transformer, strength 1 unless given; may be repeated")
     models.add_argument("--tiny", action="store_true", help="the tiny checkpoint: the default when no file is named")
     request = parser.add_argument_group("the clip (defaults of the tiny checkpoint in brackets)")
     for name, (kind, text) in FLAGS.items():
-        request.add_argument(_flag(name), type=kind, metavar=name.split("_")[-1].upper(), help=_help(name, text))
+        how = {"action": "store_true", "default": None} if kind is bool else {"type": kind, "metavar": name.split("_")[-1].upper()}
+        request.add_argument(_flag(name), help=_help(name, text), **how)
     request.add_argument("--batch-size", type=int, default=1, metavar="N", help="clips with seed, seed + 1, ... (default 1)")
+    told = parser.add_argument_group("what the clip is told beside its prompt")
+    told.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE@FRAME[:STRENGTH]",
+        help="a picture at a frame, 0 the first and -1 the last; without @FRAME the first; may be repeated",
+    )
+    told.add_argument("--crf", type=int, default=CRF, help=f"video compression that pictures go through first, 0 is off; default {CRF}")
+    told.add_argument("--audio", type=Path, metavar="FILE", help="sound of your own, any rate and layout")
+    told.add_argument("--audio-mode", choices=MODES, default=MODES[0], help="soundtrack: the clip's sound, which the video follows; voice: new sound resembles it; default soundtrack")
     engine = parser.add_argument_group("how it runs")
     for name, choices in OPTIONS.items():
         engine.add_argument(_flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
@@ -101,8 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
     output = checked_output(arguments.output, arguments.transfer)
     files, tiny = chosen_files(arguments)
     request = _request(arguments, tiny)
+    told = Told.read(arguments.image, arguments.crf, arguments.audio, arguments.audio_mode)
+    told.check(request)
     device = chosen_device(arguments.device)
     engine = Engine.open(files, Options(**{name: getattr(arguments, name) for name in OPTIONS}), device)
+    engine = engine.with_loras([parse_lora(text) for text in arguments.lora]) if arguments.lora else engine
     request = replace(request, compression=engine.compression)
     job = _job(engine, request, arguments.batch_size)
     prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
@@ -112,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     with record:
         watch = Watch([record] if arguments.quiet else [TextSink(tell), record], DeviceMeter(device))
         try:
-            lines = _render(engine, request, job, arguments, output, record, watch)
+            lines = _render(engine, request, job, told, arguments, output, record, watch)
         finally:
             watch.finish()
     if not arguments.quiet:
@@ -124,18 +150,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _render(
-    engine: Engine, request: Request, job: SampleJob, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
+    engine: Engine, request: Request, job: SampleJob, told: Told, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
 ) -> list[str]:
     """Encode, sample, decode and write; returns a line about each file."""
     positive = engine.encode(request.prompt, watch)
     negative = None if request.negative is None else engine.encode(request.negative, watch)
-    clip = engine.sample(replace(job, positive=positive, negative=negative), watch, how.profile)
+    audio, conditions = told.tell(engine, request, job, watch)
+    clip = engine.sample(replace(job, audio=audio, conditions=conditions, positive=positive, negative=negative), watch, how.profile)
     for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, chosen_files(how)[0], how.transfer)
     with keeping(kept, output):
-        return finish(engine, kept, how.tiling, output, record, watch)
+        return finish(engine, kept, how.tiling, output, record, watch, told.soundtrack(request))
 
 
 def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
@@ -143,7 +170,7 @@ def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
     engine.check_frames(request.video.latent(engine.compression), max(batch, 1))
     engine.check_sound(clip_samples(request.frames, request.frame_rate), max(batch, 1))
     video, audio = empty_latents(request.video, request.frame_rate, batch, engine.compression)
-    guidance = [Bins.constant(one) for one in request.guidance(engine.blocks)]
+    guidance = request.guidance_by_sigma(engine.blocks)
     sigmas, schedule = request.noise_levels()
     nothing = Conditioning(torch.zeros(0), torch.zeros(0), ())
     return SampleJob(
@@ -220,6 +247,8 @@ def _flag(name: str) -> str:
 
 
 def _help(name: str, text: str) -> str:
+    if DEFAULTS[name] is False:
+        return text
     if name == "negative":
         return f"{text}; the default names common flaws, see the README"
     default = "" if DEFAULTS[name] is None else f"default {DEFAULTS[name]}"

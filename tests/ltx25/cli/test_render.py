@@ -12,6 +12,7 @@ from comfyui_ltx25.ltx25.cli import main, parser, render
 from comfyui_ltx25.ltx25.engine import Files
 from comfyui_ltx25.ltx25.hdr import CURVES, from_linear, to_linear
 from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request
+from comfyui_ltx25.ltx25.schedule import sigmas_of
 from comfyui_ltx25.ltx25.shapes import clip_samples
 from comfyui_ltx25.tests.support.exr import read_exr
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -124,6 +125,12 @@ def test_the_same_seed_gives_the_same_clip_and_another_one_another(here):
         *((f"{stream}_{scale}", "0.25", 0.25) for stream in ("video", "audio") for scale in ("cfg", "stg", "modality", "rescale")),
         ("stg_blocks", "0,1", "0,1"),
         ("skip_step", "1", 1),
+        ("rule", "apg", "apg"),
+        ("apg_eta", "0.5", 0.5),
+        ("apg_norm", "5", 5.0),
+        ("guidance_start", "0.9", 0.9),
+        ("guidance_end", "0.2", 0.2),
+        ("bins", "0.5: video_cfg=2", "0.5: video_cfg=2"),
         ("seed", "5", 5),
         ("schedule", "distilled", "distilled"),
         ("steps", "3", 3),
@@ -138,6 +145,12 @@ def test_every_flag_reaches_the_request_and_nothing_else(flag, text, value):
     assert replace(changed, **{flag: getattr(plain, flag)}) == plain
 
 
+def test_token_shift_is_a_switch_of_the_schedule():
+    plain, shifted = request_of(), request_of("--token-shift")
+    assert replace(shifted, token_shift=False) == plain and shifted.noise_levels() != plain.noise_levels()
+    assert shifted.noise_levels() == (sigmas_of("ltx2", plain.steps, 7 * 5 * 8), "ltx2")  # 49 frames of 256 x 160 px
+
+
 def request_of(*arguments):
     return render._request(parser().parse_args(["render", "--prompt", "a", "-o", "x.mp4", *arguments]), tiny=True)
 
@@ -148,7 +161,7 @@ def test_a_negative_prompt_that_nothing_would_use_is_not_encoded():
     assert request_of("--video-cfg=1").negative == DEFAULT_NEGATIVE
 
 
-@pytest.mark.parametrize("setting", ["--negative=fog", "--video-cfg=5", "--audio-rescale=0", "--stg-blocks=0,1", "--sigmas=1,0.5,0"])
+@pytest.mark.parametrize("setting", ["--negative=fog", "--video-cfg=5", "--audio-rescale=0", "--stg-blocks=0,1", "--sigmas=1,0.5,0", "--rule=cfg_star", "--bins=1: audio_cfg=2"])
 def test_n6_settings_change_the_clip(here, settings_clip, setting):
     """A knob that is accepted and changes nothing would be a lie. Frames and sound are compared together."""
     other = rendered(here, *SMALL, setting)

@@ -1,0 +1,144 @@
+"""What `ltx25 render` tells a clip beside its prompt: pictures at frames, sound of one's own, LoRAs. Read before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from PIL import Image as Picture
+from PIL import ImageOps, UnidentifiedImageError
+
+from ..audio.mel import stereo
+from ..audio.resample import resample
+from ..conditions import Condition, Frozen, Image, ReferenceAudio, pixel_frame
+from ..engine import Engine, SampleJob
+from ..errors import InputError
+from ..image import WORST_CRF, prepare_images
+from ..instrument import Watch
+from ..moments import fit_latent, fit_wave
+from ..request import Request
+from ..shapes import OUTPUT_RATE, clip_samples
+
+MODES = ("soundtrack", "voice")
+
+
+@dataclass(frozen=True, eq=False)
+class Pinned:
+    """A picture (1, H, W, 3) in 0..1 at pixel frame `frame`, negative from the clip's end."""
+
+    picture: torch.Tensor
+    frame: int
+    strength: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """wave (1, channels, N) at `rate` Hz. voice: the clip shall speak like it; else it is the clip's soundtrack."""
+
+    wave: torch.Tensor
+    rate: int
+    voice: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """crf: the compression that pictures go through first."""
+
+    pictures: tuple[Pinned, ...]
+    sound: Sound | None
+    crf: int
+
+    @staticmethod
+    def read(images: Sequence[str], crf: int, audio: Path | None, mode: str) -> Told:
+        """`images` as FILE@FRAME:STRENGTH. Raises InputError for texts and files that cannot be read."""
+        if not 0 <= crf <= WORST_CRF:
+            raise InputError(f"crf {crf} is out of range, wanted 0 to {WORST_CRF}; 18 is that of the model's training.")
+        return Told(tuple(map(_pinned, images)), None if audio is None else _sound(audio, mode == "voice"), crf)
+
+    def check(self, request: Request) -> None:
+        """Raise InputError for a picture at a frame that the clip does not have."""
+        for pinned in self.pictures:
+            pixel_frame(pinned.frame, request.frames)
+
+    def tell(self, engine: Engine, request: Request, job: SampleJob, watch: Watch) -> tuple[torch.Tensor, tuple[Condition, ...]]:
+        """Encode everything: the job's sound, or one's own in its place, and the conditions."""
+        items: list[Condition] = []
+        for pinned in self.pictures:
+            prepared = prepare_images(pinned.picture, request.height, request.width, self.crf)
+            items.append(Image(engine.encode_video(prepared, watch), pinned.frame, pinned.strength))
+        if self.sound is None:
+            return job.audio, tuple(items)
+        wave, rate = self.sound.wave, self.sound.rate
+        if self.sound.voice:
+            return job.audio, (*items, ReferenceAudio(engine.encode_audio(wave, rate, watch), 1.0))
+        fitted = engine.encode_audio(fit_wave(wave, rate, request.frames, request.frame_rate), rate, watch)
+        return fit_latent(fitted, request.frames, request.frame_rate).expand_as(job.audio), (*items, Frozen("audio"))
+
+    def soundtrack(self, request: Request) -> torch.Tensor | None:
+        """One's own sound as it goes into the file, (1, 2, N) at 48 kHz: better than any decoded one. None: the clip's is new."""
+        if self.sound is None or self.sound.voice:
+            return None
+        wave = resample(stereo(self.sound.wave), self.sound.rate, OUTPUT_RATE)
+        wanted = clip_samples(request.frames, request.frame_rate)
+        return torch.nn.functional.pad(wave, (0, max(0, wanted - wave.shape[-1])))[..., :wanted]
+
+
+def parse_lora(text: str) -> tuple[Path, float]:
+    """FILE or FILE:STRENGTH. A strength that is no number belongs to the file's name."""
+    name, strength = _strength(text)
+    return Path(name), strength
+
+
+def _pinned(text: str) -> Pinned:
+    name, at, place = text.rpartition("@")
+    if not at:
+        name, place = text, "0"
+    frame, strength = _strength(place) if at else (place, 1.0)
+    try:
+        number = int(frame)
+    except ValueError:
+        raise InputError(f"image '{text}' stands at '{frame}', which is no frame; write it like picture.png@0 or picture.png@-1:0.8.") from None
+    if not 0.0 <= strength <= 1.0:
+        raise InputError(f"image '{text}' has strength {strength:g}, wanted 0 to 1.")
+    return Pinned(_picture(Path(name)), number, strength)
+
+
+def _strength(text: str) -> tuple[str, float]:
+    name, colon, number = text.rpartition(":")
+    try:
+        return (name, float(number)) if colon and name else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
+def _picture(path: Path) -> torch.Tensor:
+    try:
+        with Picture.open(path) as opened:
+            turned = ImageOps.exif_transpose(opened).convert("RGB")
+    except FileNotFoundError:
+        raise InputError(f"image {path} does not exist; check its name.") from None
+    except (UnidentifiedImageError, OSError, SyntaxError):
+        raise InputError(f"image {path} is no picture that can be read; use a PNG or JPEG file.") from None
+    return torch.from_numpy(np.asarray(turned).astype(np.float32) / 255)[None]
+
+
+def _sound(path: Path, voice: bool) -> Sound:
+    if not path.exists():
+        raise InputError(f"audio {path} does not exist; check its name.")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.audio:
+                raise InputError(f"audio {path} has no sound; use a file that has some.")
+            rate = container.streams.audio[0].rate
+            resampler = av.AudioResampler(format="fltp", rate=rate)
+            frames = [made.to_ndarray() for frame in container.decode(audio=0) for made in resampler.resample(frame)]
+            frames += [made.to_ndarray() for made in resampler.resample(None)]
+    except av.FFmpegError:
+        raise InputError(f"audio {path} cannot be read; use a WAV, FLAC, MP3, M4A or video file.") from None
+    if not frames or not sum(frame.shape[-1] for frame in frames):
+        raise InputError(f"audio {path} has no sound; use a file that has some.")
+    return Sound(torch.from_numpy(np.concatenate(frames, axis=-1)).float()[None], rate, voice)

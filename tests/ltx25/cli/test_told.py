@@ -1,0 +1,96 @@
+"""`ltx25 render`: pictures, sound and LoRAs on the command line."""
+
+import av
+import numpy as np
+import pytest
+from comfyui_ltx25.ltx25.cli.told import parse_lora
+from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, here, refused, rendered, sound_of
+from comfyui_ltx25.tests.support.loras import tiny_lora
+from comfyui_ltx25.tests.support.tiny import tiny_files
+from PIL import Image
+
+__all__ = ["here"]
+PLAIN = ["--schedule", "distilled", *(f"--{stream}-{scale}" for stream in ("video", "audio") for scale in ("cfg=1", "stg=0", "modality=1"))]
+
+
+@pytest.fixture
+def picture(here):
+    path = here / "red@home.png"
+    Image.new("RGBA", (37, 91), (250, 10, 10, 255)).save(path)
+    return path
+
+
+@pytest.fixture
+def voice(here):
+    """Half a second of 220 Hz, mono, at a rate that is neither the model's nor the output's."""
+    path, rate = here / "voice.wav", 22050
+    wave = 0.3 * np.sin(2 * np.pi * 220 * np.arange(rate // 2) / rate)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray((wave[None] * 32767).astype(np.int16), format="s16", layout="mono")
+        frame.sample_rate = rate
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def test_pictures_stand_at_their_frames_and_the_clip_keeps_its_length(here, picture):
+    plain = frames_of(rendered(here, *SMALL, *PLAIN, name="plain.mp4"))
+    first = frames_of(rendered(here, *SMALL, *PLAIN, "--image", f"{picture}@0", "--crf", "0"))
+    both = frames_of(rendered(here, *SMALL, *PLAIN, "--image", f"{picture}@0", "--image", f"{picture}@-1:0.5", "--crf", "0", name="both.mp4"))
+    assert plain.shape == first.shape == both.shape
+    assert not np.array_equal(first, plain) and not np.array_equal(both, first)
+
+
+def test_a_soundtrack_is_in_the_file_as_it_was_and_steers_the_video(here, voice):
+    plain = rendered(here, *SMALL, *PLAIN, name="plain.mp4")
+    path = rendered(here, *SMALL, *PLAIN, "--audio", str(voice))
+    assert not np.array_equal(frames_of(path), frames_of(plain))
+    sound = sound_of(path)[:, 2000:16000]  # 9 frames are 18000 samples; AAC needs a while to begin
+    spectrum = np.abs(np.fft.rfft(sound[0] * np.hanning(sound.shape[1])))
+    assert abs(spectrum.argmax() * 48000 / sound.shape[1] - 220) < 5 and 0.2 < np.abs(sound).max() < 0.4
+
+
+def test_a_voice_is_heard_but_not_kept(here, voice):
+    plain, path = rendered(here, *SMALL, *PLAIN, name="plain.mp4"), rendered(here, *SMALL, *PLAIN, "--audio", str(voice), "--audio-mode", "voice")
+    assert sound_of(path).shape == sound_of(plain).shape and not np.array_equal(sound_of(path), sound_of(plain))
+
+
+def test_loras_act_add_up_and_at_0_do_nothing(here, capsys):
+    style = tiny_lora(here / "style.safetensors")
+    plain, none = (frames_of(rendered(here, *SMALL, *PLAIN, *more, name="x.mp4")) for more in ((), ("--lora", f"{style}:0")))
+    once, twice = (frames_of(rendered(here, *SMALL, *PLAIN, *["--lora", f"{style}:0.5"] * times)) for times in (1, 2))
+    assert np.array_equal(plain, none) and not np.array_equal(once, plain) and not np.array_equal(twice, once)
+    assert "96 of 96 layers matched" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text, path, strength", [("a.safetensors", "a.safetensors", 1.0), ("b:0.25", "b", 0.25), ("c:/d", "c:/d", 1.0), ("e:-1", "e", -1.0)])
+def test_a_lora_is_a_file_and_maybe_a_strength(text, path, strength):
+    assert parse_lora(text) == (type(parse_lora(text)[0])(path), strength)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--image", "nowhere.png@0"), "nowhere.png does not exist"),
+        (("--image", "{picture}"), "no frame; write it like picture.png@0"),  # its name has an @
+        (("--image", "{picture}@9"), "frame 9 is not in a clip of 9 frames"),
+        (("--image", "{picture}@0:2"), "strength 2, wanted 0 to 1"),
+        (("--image", "{text}@0"), "is no picture"),
+        (("--image", "{picture}@0", "--crf", "99"), "crf 99"),
+        (("--audio", "nowhere.wav"), "nowhere.wav does not exist"),
+        (("--audio", "{text}"), "cannot be read"),
+        (("--audio", "{picture}"), "no sound"),
+        (("--lora", "nowhere.safetensors"), "nowhere.safetensors does not exist"),
+        (("--lora", f"{tiny_files().audio_vae}:0.5"), "wanted a LoRA"),
+        (("--lora", "{style}:nan"), "strength is nan"),
+        (("--rule", "pag"), "cfg, cfg_star, apg"),
+        (("--apg-norm", "-1"), "apg_norm -1"),
+        (("--guidance-end", "1"), "empty window"),
+        (("--bins", "0.5: cfg=2"), "write them like"),
+    ],
+)
+def test_wrong_values_are_one_sentence_before_any_work(here, capsys, picture, arguments, words):
+    (here / "note.txt").write_text("not a picture, not a sound")
+    names = {"picture": picture, "text": here / "note.txt", "style": tiny_lora(here / "style.safetensors")}
+    assert words in refused(here, capsys, *SMALL, *(part.format(**names) for part in arguments))
