@@ -7,6 +7,7 @@ from comfyui_ltx25.ltx25.dit import (
     Leg,
     patchify_audio,
     patchify_video,
+    tables,
     timestep_of_tokens,
     unpatchify_audio,
     unpatchify_video,
@@ -92,13 +93,22 @@ def test_forward_in_bf16_is_as_close_to_float64_as_the_official_one(name):
 
 
 @pytest.mark.parametrize("name", BF16)
-def test_forward_in_float64(name):
-    """The float64 run behind the bf16 cases, on the same weights: our only float32 tables are the official ones."""
+def test_forward_in_float64(name, monkeypatch):
+    """The float64 run behind the bf16 cases, on the same weights: our only float32 tables are the official ones.
+
+    The frequencies of timesteps are float32 numbers of a CPU's exp, and CPUs differ in its last bit. So the measure is what
+    one bit more in all of them makes of the result: a few parts in 1e5.
+    """
     case, want = golden.inputs(name), golden.outputs(name)
     case = {key: value.double() if torch.is_tensor(value) and value.dtype == torch.bfloat16 else value for key, value in case.items()}
     _, velocity = run_row(golden.tiny_dit("bf16", torch.float64), case, 0)
+    monkeypatch.setattr(tables, "sinusoid", lambda t: sinusoid(t * (1 + 2**-23)))
+    _, nudged = run_row(golden.tiny_dit("bf16", torch.float64), case, 0)
     for stream in ("video", "audio"):
-        torch.testing.assert_close(getattr(velocity, stream), want[f"{stream}_velocity_f64"], atol=1e-5, rtol=1e-5)
+        got = getattr(velocity, stream)
+        bit = (getattr(nudged, stream) - got).abs().max()
+        assert 1e-6 < bit < 2e-4
+        assert (got - want[f"{stream}_velocity_f64"]).abs().max() <= bit
 
 
 @pytest.mark.parametrize("name", golden.names("rope/"))
