@@ -6,10 +6,12 @@ is run, and the device always has work. Waiting is sleeping and polling, and loo
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -37,8 +39,8 @@ class _Group:
     key: Hashable
     start: Mark
     launched: float  # s of the host's clock
-    marks: deque[tuple[int, Mark]]  # blocks not known to be complete yet; none in an unpaced group
-    block: int = 0  # the running one
+    marks: deque[Mark]  # ends of blocks not known to be complete yet; none in an unpaced group
+    passed: list[float] = field(default_factory=list)  # s from the start to the end of each block known to be complete
     end: Mark | None = None
     landed: Callable[[], None] | None = None
 
@@ -47,7 +49,7 @@ class Flight:
     """Launches the groups of one denoise in order. `seconds` fills as they complete, one number per group."""
 
     def __init__(self, device: torch.device, forwards: Forwards, blocks: int, known: dict[Hashable, float]) -> None:
-        """`known`: seconds of the last group of each key; kept up to date, so that a next run need not find out again."""
+        """`known`: what a group of each key takes, s; kept up to date, so that a next run need not find out again."""
         self.seconds: list[float] = []
         self._device = device
         self._forwards = forwards
@@ -64,6 +66,8 @@ class Flight:
         """
         while len(self._groups) >= AHEAD:
             self._wait(self._groups[0].end)
+        while key not in self._known and any(each.key == key for each in self._groups):
+            self._wait(self._groups[0].end)  # once per key: the second group is to be captured already, if they are fast
         known = self._known.get(key)
         group = _Group(key, Mark(self._device), time.monotonic(), deque())
         self._groups.append(group)
@@ -81,10 +85,10 @@ class Flight:
         """Marks every block and keeps the host at most a segment ahead of the device."""
 
         def pause(block: int) -> None:
-            group.marks.append((block, Mark(self._device)))
+            group.marks.append(Mark(self._device))
             self._look()
             while sum(len(each.marks) for each in self._groups) > self._ahead:
-                self._wait(next(each.marks[0][1] for each in self._groups if each.marks))
+                self._wait(next(each.marks[0] for each in self._groups if each.marks))
 
         return pause
 
@@ -102,7 +106,8 @@ class Flight:
             group = self._groups.popleft()
             seconds = group.end.seconds_since(group.start)
             self.seconds.append(seconds)
-            self._known[group.key] = seconds
+            self._pass(group)
+            self._known[group.key] = min(seconds, self._steady(group))
             self._told = self._checked = time.monotonic()
             self._forwards.finished(seconds)
             if group.landed is not None:
@@ -110,14 +115,24 @@ class Flight:
         if not self._groups:
             return
         running, now = self._groups[0], time.monotonic()
-        while running.marks and running.marks[0][1].done():
-            block, mark = running.marks.popleft()
-            running.block = block + 1
-            self._ahead = max(1, int(SEGMENT * running.block / max(mark.seconds_since(running.start), 1e-6)))
-        if running.block and now - self._told > TELL and now - running.launched > SLOW:
+        self._pass(running)
+        if running.passed:
+            self._ahead = max(1, int(SEGMENT * len(running.passed) / max(running.passed[-1], 1e-6)))
+        if running.passed and now - self._told > TELL and now - running.launched > SLOW:
             self._told = self._checked = now
             phase = self._forwards.phase
-            phase.within(f"{phase.doing} - block {min(running.block + 1, self._blocks)}/{self._blocks}")
+            phase.within(f"{phase.doing} - block {min(len(running.passed) + 1, self._blocks)}/{self._blocks}")
         elif now - self._checked > CHECK:
             self._checked = now
             self._forwards.phase.watch.check()
+
+    def _pass(self, group: _Group) -> None:
+        """Note the blocks that completed since the last look."""
+        while group.marks and group.marks[0].done():
+            group.passed.append(group.marks.popleft().seconds_since(group.start))
+
+    def _steady(self, group: _Group) -> float:
+        """s of a group whose blocks all take as long as most do: the first one ever compiles kernels and chooses between some."""
+        if len(group.passed) < self._blocks:
+            return float("inf")
+        return self._blocks * statistics.median(b - a for a, b in itertools.pairwise([0.0, *group.passed]))

@@ -108,13 +108,19 @@ class Attribution:
 
 
 def profile_step(step: Callable[[], T], device: torch.device, flops: Flops | None = None, traffic: int | None = None) -> tuple[Attribution, T]:
-    """Run `step` once under the profiler; returns its split and its result. Waits for the device before and after."""
+    """Run `step` under the profiler; returns its split and its result. Waits for the device before and after.
+
+    On CUDA it runs twice and the second time counts: in the first the tracer prepares itself for every kernel it meets.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     wait = getattr(getattr(torch, device.type, None), "synchronize", lambda: None)
     wait()
     with torch.profiler.profile(activities=activities) as profiler:
+        if device.type == "cuda":
+            step()
+            wait()
         begin = time.perf_counter()
         with torch.profiler.record_function(STEP):
             result = step()
@@ -246,12 +252,17 @@ class ProfiledTransformer:
         return self._dit(*arguments, **named)
 
     def _traced(self, dit: Any, graphs: bool, call: int, arguments: tuple, named: dict[str, Any]) -> Any:
-        plan, begin = self._plans[call], time.monotonic()
-        attribution, result = profile_step(lambda: dit(*arguments, **named), self._device, self._work.flops(plan), self._work.traffic(plan))
+        plan, begins = self._plans[call], []
+
+        def step() -> Any:
+            begins.append(time.monotonic())
+            return dit(*arguments, **named)
+
+        attribution, result = profile_step(step, self._device, self._work.flops(plan), self._work.traffic(plan))
         text = attribution.text(self._speed)
         if self._device.type == "cuda":
             text = f"graphs {'on' if graphs else 'off'}, {text}"
         speed = None if self._speed is None else {"flops": self._speed.flops, "copy": self._speed.copy, "link": self._speed.link}
-        self._watch.note("profile", text, **attribution.facts(), graphs=graphs, begin=begin, selftest=speed)
+        self._watch.note("profile", text, **attribution.facts(), graphs=graphs, group=call, begin=begins[-1], selftest=speed)
         self.texts = (*self.texts, text)
         return result

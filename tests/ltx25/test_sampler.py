@@ -235,11 +235,26 @@ def on_gpu(monkeypatch, per_block, steps=6, cancel_after=None, sink=None):
 def test_fast_groups_run_two_ahead_and_unpaced(monkeypatch):
     """0.24 s a group: the host is at most two groups ahead, sleeps meanwhile, and only the first group is paced."""
     gpu, toy, sink, outcome = on_gpu(monkeypatch, 0.005)
-    assert toy.pauses[0] is not flight.unpaced and toy.pauses[-1] is flight.unpaced
+    assert toy.pauses[0] is not flight.unpaced and all(pause is flight.unpaced for pause in toy.pauses[1:])
     assert 0.24 < max(toy.ahead) <= 2 * 0.24 + 0.01
     assert not any("block" in text for _, text in sink.told)
     assert outcome.outcome.seconds[2:] == pytest.approx([0.24] * 4)
     assert gpu.slept == pytest.approx(gpu.now)
+
+
+def test_a_first_group_that_compiles_does_not_make_the_second_one_slow(monkeypatch):
+    """Captured at the second step: what the first forward ever takes says nothing about the next."""
+    queue = Gpu.queue
+
+    def compiling(self):
+        queue(self)
+        self.compiled = getattr(self, "compiled", 0) + 1
+        self.free += 3.0 * (self.compiled <= 2)
+
+    monkeypatch.setattr(Gpu, "queue", compiling)
+    _, toy, _, outcome = on_gpu(monkeypatch, 0.005)
+    assert outcome.outcome.seconds[0] > 6
+    assert toy.pauses[0] is not flight.unpaced and all(pause is flight.unpaced for pause in toy.pauses[1:])
 
 
 def test_reported_only_when_complete(monkeypatch):

@@ -130,3 +130,16 @@ def test_other_settings_are_another_series(tmp_path, monkeypatch):
     one = render(tmp_path, clock, 768, 448, 25)
     two = render(tmp_path, clock, 768, 448, 25, device="Another card")
     assert len(measured_series([read_run(one.path), read_run(two.path)])) == 2
+
+
+def test_groups_under_the_tracer_count_in_no_law(tmp_path, monkeypatch):
+    """They are told by their number: clocks of host and device are not the same to a millisecond."""
+    record = render(tmp_path, Clock(monkeypatch), *SIZES[0])
+    run = read_run(record.path)
+    (plain,) = measured_series([run]).values()
+    for number in (2, 3):
+        run.forwards[number]["seconds"] = 99.0
+        run.events.append({"event": "profile", "t": 0.0, "group": number})
+    (told,) = measured_series([run]).values()
+    (before,), (after,) = (next(iter(measured.seconds.values())) for measured in (plain, told))
+    assert 99.0 not in after and len(after) == len(before) - 2
