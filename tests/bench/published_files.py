@@ -11,9 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import struct
 import sys
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,6 +28,7 @@ from comfyui_ltx25.ltx25.tiny.tokenizer import tokenizer_json  # noqa: E402
 from comfyui_ltx25.ltx25.tiny.weights import make  # noqa: E402
 from comfyui_ltx25.tests.support.files import fixture  # noqa: E402
 
+WRITERS = 8  # one alone fills fresh pages of a file at 1 to 2 GB/s
 FILES = {
     "transformer": ("diffusion_models", "ltx-2.5-22b-dev-transformer-bf16"),
     "distilled": ("diffusion_models", "ltx-2.5-22b-distilled-transformer-bf16"),
@@ -69,17 +73,31 @@ def write(path: Path, name: str, device: str) -> int:
         end += size
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file:
+    begin = 8 + len(text)
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(WRITERS) as writers:
         file.write(struct.pack("<Q", len(text)) + text)
+        pending: deque[Future[None]] = deque()
         for key, (dtype, shape, _) in tensors.items():
-            if key in raw:
-                file.write(raw[key])
-                continue
-            value = _value(key, shape, device).to(dtype)
-            view = memoryview(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
-            while len(view):
-                view = view[file.write(view) :]
+            data = raw[key] if key in raw else _on_host(_value(key, shape, device).to(dtype))
+            pending.append(writers.submit(_put, file.fileno(), begin + table[key]["data_offsets"][0], data))
+            if len(pending) > 2 * WRITERS:
+                pending.popleft().result()
+        for write in pending:
+            write.result()
     return 8 + len(text) + end
+
+
+def _on_host(value: torch.Tensor) -> memoryview:
+    if value.device.type == "cuda":
+        value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value)
+    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _put(file: int, offset: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def _value(name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
