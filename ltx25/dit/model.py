@@ -30,7 +30,7 @@ from .adaln import (
 from .block import Block, Lane, State, Text, Texts
 from .geometry import Geometry, StreamGeometry
 from .kept_text import StepTexts
-from .lanes import Lanes
+from .lanes import Lanes, side_stream
 from .modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .rows import Rows, Schedule, StreamSchedule, schedule
 from .tables import ScheduleTables, step_tables
@@ -137,8 +137,7 @@ class DiT(nn.Module):
         """The audio stream runs beside the video on CUDA, where both are there."""
         if video is None or audio is None or video.device.type != "cuda":
             return Lanes(None)
-        if self._side is None:
-            self._side = torch.cuda.Stream(video.device)
+        self._side = side_stream(video.device)
         return Lanes(self._side)
 
     def _check(self, video: torch.Tensor | None, audio: torch.Tensor | None, geometry: Geometry, plan: LegPlan) -> None:

@@ -10,7 +10,7 @@ from ..shapes import PUBLISHED_COMPRESSION, Compression
 from .models import Models
 from .planner import Budget, Plan, Planner
 from .table import aligned
-from .units import between_text, bytes_text, seconds_text
+from .units import bytes_text, seconds_text
 
 PUBLISHED_STG = "28"
 
@@ -80,7 +80,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _between(ends: tuple[float, float] | None) -> str:
-    return "not known" if ends is None else between_text(*ends)
+    return "not known" if ends is None else " to ".join(map(seconds_text, ends))
 
 
 def _largest_lines(fits: list[Plan]) -> list[str]:

@@ -162,7 +162,7 @@ def test_one_or_two_tiny_records_scale_at_their_rate_and_say_how_far_off_that_ca
     rate = law_seconds(near.linear / 1e12, near.attention / 1e12) / (near.total / 1e12)
     assert phases["sample"].seconds == pytest.approx(30 * rate * flops.total / 1e12 + 2.0, rel=0.05)
     shown = plan_text(plan, planner.models, NO_LIMIT)
-    assert re.search(r"sample +\d+ min \d+ s +\d+ s to \d+ min \d+ s +\d geometr\w+ in proportion, not a law", shown)
+    assert re.search(r"sample +\d+ min \d+ s +[\d.]+ s to \d+ min \d+ s +\d geometr\w+ in proportion, not a law", shown)
 
 
 def test_a_geometry_seen_is_told_with_the_spread_of_its_groups(tmp_path, monkeypatch):
