@@ -15,6 +15,7 @@ from ..hdr import SDR, check_transfer, to_linear
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape
 from .output import FrameOutput, Part
+from .pages import in_large_pages
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def decode_video(
     device = next(decoder.parameters()).device
     pixels = shape.pixels(decoder.compression)
     items = latent.shape[0]
-    out = torch.empty(items * pixels.frames, pixels.height, pixels.width, 3)
+    out = in_large_pages(torch.empty(items * pixels.frames, pixels.height, pixels.width, 3))
     plan = decoder.plan(shape, tiling, free)
     with watch.phase("decode.video", total=items * plan.units, unit="chunk", plan=plan.text, transfer=transfer) as phase:
         for item in range(items):
