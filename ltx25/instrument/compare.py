@@ -73,7 +73,7 @@ def phase_seconds(run: Run) -> dict[str, float]:
 def _groups(run: Run) -> dict[str, list[float]]:
     """Seconds of the groups of each kind, the first of a kind left out where there are more."""
     groups: dict[str, list[float]] = {}
-    for forward in run.forwards:
+    for forward in run.untraced:
         kind = f" ({forward['kind']})" if forward.get("kind") else ""
         groups.setdefault(f"forward {forward.get('legs')}{kind}", []).append(forward["seconds"])
     return {name: seconds[1:] or seconds for name, seconds in groups.items()}

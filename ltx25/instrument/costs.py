@@ -65,10 +65,7 @@ def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
         facts = {event.get("id"): event.get("facts") or {} for event in run.of("phase") if event.get("state") == "open"}
         seen: set[tuple[Any, Series]] = set()
         lists: dict[tuple[Any, Series], list[float]] = {}
-        traced = {event.get("group") for event in run.of("profile")}  # counted from 0 in the one phase that is profiled
-        for number, forward in enumerate(run.forwards):
-            if number in traced:
-                continue  # the tracer's own cost is in it
+        for forward in run.untraced:
             told = facts.get(forward.get("id"), {})
             work = next((w for w in told.get("work", ()) if (w["legs"], w["kind"]) == (forward.get("legs"), forward.get("kind"))), None)
             if work is None or not forward.get("seconds"):

@@ -55,6 +55,12 @@ class Run:
         phase, at = source.get("phase") or source.get("name") or "no phase", source.get("at") or source.get("text")
         return f"{phase}: {at}" if at else phase
 
+    @property
+    def untraced(self) -> list[dict[str, Any]]:
+        """Forwards without those that ran under a profiler, whose own cost is in them. Only one phase of a run is profiled."""
+        traced = {event.get("group") for event in self.of("profile")}
+        return [forward for number, forward in enumerate(self.forwards) if number not in traced]
+
     def of(self, event: str) -> list[dict[str, Any]]:
         return [entry for entry in self.events if entry["event"] == event]
 

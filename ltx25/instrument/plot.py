@@ -215,7 +215,8 @@ def _memory(page: _Page, run: Run, y: int) -> None:
 
 def _samples(run: Run, name: str) -> list[tuple[float, float]]:
     """(t, bytes) of every line that carries a sample, and each phase's peak at its end."""
-    points = [(event["t"], event[f"{name}_memory"]) for event in run.events if event.get(f"{name}_memory") is not None and "t" in event]
+    told = (event for event in run.events if event["event"] != "run")  # the header says how much the device has
+    points = [(event["t"], event[f"{name}_memory"]) for event in told if event.get(f"{name}_memory") is not None and "t" in event]
     for row in run.phases:
         peak = row.get(f"peak_{name}")
         if peak is not None:
@@ -239,7 +240,7 @@ def _legend(run: Run, clock: _Clock) -> list[tuple[tuple[int, int, int], str]]:
             parts += [f"{label} peak {bytes_text(peak)}"] if peak is not None else []
         legend.append((_colour(name), ", ".join(part for part in parts if part)))
     if run.forwards:
-        last = sorted(forward["seconds"] for forward in run.forwards)
+        last = sorted(forward["seconds"] for forward in run.untraced or run.forwards)
         forwards = run.forwards[-1]
         legend.append((_colour("sample"), f"forward groups: {len(last)}, median {seconds_text(last[len(last) // 2])}, to forward {forwards.get('last')}/{forwards.get('of')}"))
     return legend

@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 
 import numpy as np
 import pytest
@@ -152,6 +153,25 @@ def test_plot_is_a_readable_picture_of_1280_px(ltx25, records, tmp_path):
     pixels = np.asarray(image).reshape(-1, 3)
     for colour in ((222, 148, 60), (126, 140, 158), (112, 96, 176), (178, 62, 38)):  # sample, load, decode, device memory
         assert (pixels == colour).all(1).sum() > 50
+
+
+def test_what_the_device_has_is_not_drawn_as_what_is_used(records):
+    run = read_run(records[2].path)
+    before = plot_run(run).tobytes()
+    run.events[0]["device_memory"] = 1 << 50
+    assert plot_run(run).tobytes() == before
+
+
+def test_steps_under_a_profiler_are_not_compared(ltx25, records):
+    path = records[2].path
+    lines = path.read_text().splitlines()
+    third = [n for n, line in enumerate(lines) if json.loads(line)["event"] == "forward" and json.loads(line)["state"] == "done"][2]
+    slow = json.dumps(json.loads(lines[third]) | {"seconds": 1e4})
+    lines[third : third + 1] = [json.dumps({"event": "profile", "t": 0.0, "group": 2}), slow]
+    path.write_text("\n".join(lines) + "\n")
+    status, text = ltx25("compare", path.stem, path.stem)
+    spread = next(line for line in text.splitlines() if line.startswith("forward "))
+    assert status == 0 and float(re.search(r"([\d.]+) %  same", spread)[1]) < 100
 
 
 def test_a_plot_among_the_records_is_no_broken_record(ltx25, records, tmp_path):
