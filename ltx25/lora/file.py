@@ -10,7 +10,9 @@ import torch
 
 from ..checkpoint import Header, Kind, TensorInfo, open_file, read_bytes, require_kind
 from ..errors import FileError, InputError
-from .names import spellings, split
+from .names import FOREIGN, spellings, split
+
+_NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)  # what an alpha may be
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,16 @@ class Lora:
         unmatched = []
         for spelled, roles in found.items():
             layer = table.get(spelled)
-            if layer is None or not {"a", "b"} <= roles.keys():
-                if layer is not None:
-                    raise FileError(f"{header.name}: {spelled} has only {' and '.join(info.name for info in roles.values())} of a LoRA pair; download it again.")
-                unmatched.append(spelled)
+            if layer is None:
+                unmatched.append(spelled if {"a", "b"} & roles.keys() else next(iter(roles.values())).name)
                 continue
+            _refuse_foreign(header, spelled, roles)
+            if not {"a", "b"} <= roles.keys():
+                raise FileError(f"{header.name}: {spelled} has only {' and '.join(info.name for info in roles.values())} of a LoRA pair; download it again.")
             name = f"{prefix}{layer}.weight"
             if name in pairs:
                 raise FileError(f"{header.name} changes {layer} twice, as {spelled} and in another spelling; use a file made by one tool.")
-            pairs[name] = _pair(header, spelled, roles, base.tensors[name])
+            pairs[name] = _pair(header, roles, base.tensors[name])
         if not pairs:
             shown = ", ".join(unmatched[:2]) or ", ".join(list(header.tensors)[:2]) or "nothing"
             raise FileError(f"{header.name}: none of its {len(unmatched)} layers is one of {base.name} (it has {shown}); use a LoRA for LTX-2.5.")
@@ -91,7 +94,10 @@ class Lora:
 def open_lora(path: str | Path) -> Header:
     """Check a LoRA file by its header: what can be known without its base. Raises FileError."""
     header = open_file(path)
-    if not any(split(key)[1] == "a" for key in header.tensors):
+    layers = [(layer, {role: header.tensors[key]}) for key in header.tensors for layer, role in [split(key)]]
+    if not any("a" in roles for _, roles in layers):
+        for layer, roles in layers:
+            _refuse_foreign(header, layer, roles)
         require_kind(header, "LoRA", (Kind.LORA,))
     return header
 
@@ -101,13 +107,19 @@ def _by_layer(header: Header) -> dict[str, dict[str, TensorInfo]]:
     found: dict[str, dict[str, TensorInfo]] = {}
     for key, info in header.tensors.items():
         layer, role = split(key)
-        found.setdefault(layer, {})[role or key] = info
+        first = found.setdefault(layer, {}).setdefault(role or key, info)
+        if first is not info and role not in FOREIGN.values():  # which of the two was meant, nothing tells
+            raise FileError(f"{header.name} changes {layer} twice, as {first.name} and as {key}; use a file made by one tool.")
     return found
 
 
-def _pair(header: Header, spelled: str, roles: dict[str, TensorInfo], target: TensorInfo) -> Pair:
-    if "dora" in roles:
-        raise FileError(f"{header.name}: {spelled} is a DoRA (it has {roles['dora'].name}), which is not supported; use a plain LoRA.")
+def _refuse_foreign(header: Header, layer: str, roles: dict[str | None, TensorInfo]) -> None:
+    for kind in FOREIGN.values():
+        if kind in roles:
+            raise FileError(f"{header.name}: {layer} is a {kind} (it has {roles[kind].name}), which is not supported; use a plain LoRA.")
+
+
+def _pair(header: Header, roles: dict[str, TensorInfo], target: TensorInfo) -> Pair:
     a, b = _matrix(roles["a"]), _matrix(roles["b"])
     rank = a.shape[0] if len(a.shape) == 2 else 0
     if len(a.shape) != 2 or len(b.shape) != 2 or b.shape[1] != rank or (b.shape[0], a.shape[1]) != target.shape or rank == 0:
@@ -127,6 +139,10 @@ def _matrix(info: TensorInfo) -> TensorInfo:
 
 
 def _number(header: Header, info: TensorInfo) -> float:
-    if info.numel != 1 or not info.dtype.is_floating_point and info.dtype is not torch.int64:
-        raise FileError(f"{header.name}: {info.name} is {info.dtype} of shape {list(info.shape)}, wanted one number.")
-    return float(torch.frombuffer(bytearray(read_bytes(header, info.name)), dtype=info.dtype)[0])
+    if info.numel != 1 or info.dtype not in _NUMBERS or info.name in header.stored:
+        kind = header.raw.tensors[info.name].dtype
+        raise FileError(f"{header.name}: {info.name} is {kind} of shape {list(info.shape)}, wanted one number as bf16, fp16, fp32 or int.")
+    number = float(torch.frombuffer(bytearray(read_bytes(header, info.name)), dtype=info.dtype)[0])
+    if not math.isfinite(number):
+        raise FileError(f"{header.name}: {info.name} is {number}, wanted a finite number; download it again.")
+    return number

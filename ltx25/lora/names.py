@@ -19,9 +19,18 @@ ROLES = {
     "_lora.up.weight": "b",
     ".lora_linear_layer.up.weight": "b",
     ".alpha": "alpha",
-    ".dora_scale": "dora",
-    ".lora_magnitude_vector": "dora",
-    ".lora_magnitude_vector.weight": "dora",
+}
+# Endings of what changes the weight in another way than by two factors, alone or beside them: the pair is then not the change.
+FOREIGN = {
+    ".dora_scale": "DoRA",
+    ".lora_magnitude_vector": "DoRA",
+    ".lora_magnitude_vector.weight": "DoRA",
+    ".lora_mid.weight": "LoRA of three factors (Tucker)",
+    ".diff": "difference of the whole weight",
+    ".set_weight": "weight set anew",
+    ".reshape_weight": "LoRA that reshapes the weight",
+    **{f".lokr_{part}": "LoKr" for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
+    **{f".hada_{part}": "LoHa" for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
 }
 _PREFIXES = ("", "diffusion_model.", "model.diffusion_model.", "transformer.", "base_model.model.", "unet.")
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_", "")  # before a name whose dots are underscores
@@ -41,8 +50,8 @@ _DIFFUSERS = (
 
 
 def split(key: str) -> tuple[str, str | None]:
-    """(layer as the file spells it, "a", "b", "alpha" or "dora"); the role is None where the ending is no known one."""
-    for ending, role in ROLES.items():
+    """(layer as the file spells it, "a", "b", "alpha" or a kind of FOREIGN); the role is None where the ending is no known one."""
+    for ending, role in {**ROLES, **FOREIGN}.items():
         if key.endswith(ending):
             return key.removesuffix(ending), role
     return key, None

@@ -125,12 +125,50 @@ def test_k3_a_lora_that_cannot_act_is_an_error(tmp_path):
     refused({a: good[a]}, "has only")
     refused({**good, f"{layer}.dora_scale": torch.ones(out, 1)}, "DoRA")
     refused({**good, "lora_unet_proj_out.lora_down.weight": good[a], "lora_unet_proj_out.lora_up.weight": good[b]}, "twice")
+    refused({**good, f"{layer}.lora_down.weight": 5 * good[a], f"{layer}.lora_up.weight": good[b]}, f"twice, as {a} and as {layer}.lora_down.weight")
+    refused({**good, f"{layer}.lora_A.default.weight": 5 * good[a]}, "twice")
     with pytest.raises(InputError, match="strength is nan"):
         opened(tiny_lora(tmp_path / "y.safetensors"), float("nan"), base)
     with pytest.raises(FileError, match="audio-vae-bf16.safetensors is an audio VAE with vocoder, wanted a LoRA like"):
         opened(tiny_files().audio_vae, 1.0, base)
     with pytest.raises(FileError, match="does not exist"):
         opened(tmp_path / "missing.safetensors", 1.0, base)
+
+
+OTHER_KINDS = {
+    "dora_scale": "DoRA", "lora_magnitude_vector": "DoRA", "lora_mid.weight": "three factors", "diff": "difference", "set_weight": "set anew",
+    "reshape_weight": "reshapes", "lokr_w1": "LoKr", "lokr_w2_a": "LoKr", "hada_w1_a": "LoHa", "hada_w2_b": "LoHa",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", OTHER_KINDS)
+@pytest.mark.parametrize("alone", [False, True], ids=["beside a pair", "alone"])
+def test_k3_what_changes_a_weight_otherwise_than_by_a_pair_is_refused_by_name(ending, alone, tmp_path):
+    """Its pair alone would be applied and counted as matched."""
+    name = f"diffusion_model.proj_out.{ending}"
+    path = tmp_path / "x.safetensors"
+    if alone:
+        write_file(path, {name: torch.ones(2)}, {})
+    else:
+        tiny_lora(path, extra={name: torch.ones(2)})
+    with pytest.raises(FileError, match=f"x.safetensors: diffusion_model.proj_out is a .*{OTHER_KINDS[ending]}.*{name}.*not supported"):
+        opened(path, 1.0, open_file(tiny_files().transformer))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64])
+def test_alpha_may_be_any_plain_number(dtype, tmp_path):
+    extra = {"diffusion_model.proj_out.alpha": torch.tensor(2, dtype=dtype)}
+    lora = opened(tiny_lora(tmp_path / "x.safetensors", rank=4, extra=extra), 1.0, open_file(tiny_files().transformer))
+    assert lora.pairs["model.diffusion_model.proj_out.weight"].scale == 0.5
+
+
+@pytest.mark.parametrize(
+    "alpha", [torch.tensor([2.0]).to(torch.float8_e4m3fn), torch.tensor(True), torch.ones(2), torch.tensor(float("nan")), torch.tensor(float("inf"))]
+)
+def test_an_alpha_that_is_no_plain_number_is_refused_by_name(alpha, tmp_path):
+    path = tiny_lora(tmp_path / "x.safetensors", extra={"diffusion_model.proj_out.alpha": alpha})
+    with pytest.raises(FileError, match="x.safetensors: diffusion_model.proj_out.alpha is .*wanted"):
+        opened(path, 1.0, open_file(tiny_files().transformer))
 
 
 # What an IC-LoRA says about its reference
