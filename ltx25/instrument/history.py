@@ -97,7 +97,7 @@ def find_run(folder: Path, name: str) -> Run:
     """A record by path, by (part of) its name in `folder`, or "last" / "last-1" by age."""
     if Path(name).is_file():
         return read_run(Path(name))
-    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    paths = sorted(path for path in folder.glob("*.jsonl") if path.is_file()) if folder.is_dir() else []
     back = re.fullmatch(r"last(?:-(\d+))?", name)
     found = paths[-1 - int(back[1] or 0) :][:1] if back and len(paths) > int(back[1] or 0) else [p for p in paths if name in p.name]
     if len(found) == 1:
@@ -111,12 +111,12 @@ def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     try:  # one call for the whole file is several times faster than one per line
         entries = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
         skipped = 0
-    except ValueError:
+    except (ValueError, RecursionError):
         entries, skipped = [], 0
         for line in lines:
             try:
                 entries.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter: brackets in brackets without end
                 skipped += bool(line.strip())
     events = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("event"), str)]
     return events, skipped + len(entries) - len(events)

@@ -33,7 +33,7 @@ def mark_unfinished(folder: Path) -> list[str]:
     told = []
     for path in sorted(folder.glob("*.jsonl"), reverse=True)[:NEWEST]:
         try:
-            last = _last_event(path)
+            last = _last_event(path) if path.is_file() else None  # opening a pipe would wait for who writes to it
             if last is not None and last.get("event") != "end":
                 told += _mark(path, last)
         except OSError:
@@ -80,7 +80,7 @@ def _last_event(path: Path) -> dict | None:
 def _event(line: bytes) -> dict | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets in brackets without end
         return None
     return event if isinstance(event, dict) and "event" in event else None
 

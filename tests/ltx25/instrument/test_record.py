@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
 from comfyui_ltx25.ltx25.instrument.header import machine, request_facts
-from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.meter import DeviceMeter
 from comfyui_ltx25.ltx25.instrument.record import RunRecord
+from comfyui_ltx25.ltx25.instrument.unfinished import mark_unfinished
 
 FOUR = ("cond", "uncond", "stg", "mod")
 PACK = Path(__file__).resolve().parents[3]
@@ -343,6 +345,37 @@ def test_foreign_and_corrupt_files_are_skipped_with_one_line_each(tmp_path):
     with RunRecord(tmp_path, {}):
         pass
     assert {name: (tmp_path / name).read_bytes() for name in before if name != "odd.jsonl"}.items() <= before.items()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_what_is_no_file_is_never_opened(tmp_path):
+    """Opening a pipe that nobody writes to waits for ever, and every render looks at the folder first."""
+    with RunRecord(tmp_path, {}) as first:
+        pass
+    os.mkfifo(tmp_path / "zz.jsonl")
+    (tmp_path / "zzz.jsonl").mkdir()
+    found = []
+
+    def look():
+        found.append(mark_unfinished(tmp_path))
+        found.append(find_run(tmp_path, "last").path)
+        found.append([run.path for run in read_runs(tmp_path)[0]])
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [[], first.path, [first.path]]
+
+
+def test_a_line_of_endless_brackets_costs_no_render(tmp_path):
+    deep = b"[" * 15_000
+    (tmp_path / "deep.jsonl").write_bytes(deep + b"\n")
+    (tmp_path / "inside.jsonl").write_bytes(b'{"event":"run","format":1,"t":0.0}\n' + deep + b"\n")
+    with RunRecord(tmp_path, {}):
+        pass
+    runs, skipped = read_runs(tmp_path)
+    assert [run.status for run in runs] == ["done", "killed"] and runs[1].skipped == 1
+    assert len(skipped) == 1 and "deep.jsonl is not a run record" in skipped[0]
 
 
 def test_a_damaged_line_costs_itself_only(tmp_path):
