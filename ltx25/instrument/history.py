@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
 from .header import FORMAT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -94,17 +97,38 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def find_run(folder: Path, name: str) -> Run:
-    """A record by path, by (part of) its name in `folder`, or "last" / "last-1" by age."""
+    """A record by path, by (part of) its name in `folder`, or "last" / "last-1" by age.
+
+    Ages are counted over the records alone: a newer file that is none is told in one line of the log and passed over.
+    """
     if Path(name).is_file():
         return read_run(Path(name))
     paths = sorted(path for path in folder.glob("*.jsonl") if path.is_file()) if folder.is_dir() else []
     back = re.fullmatch(r"last(?:-(\d+))?", name)
-    found = paths[-1 - int(back[1] or 0) :][:1] if back and len(paths) > int(back[1] or 0) else [p for p in paths if name in p.name]
+    if back:
+        run = _newest(paths, int(back[1] or 0))
+        if run is not None:
+            return run
+    found = [path for path in paths if name in path.name]
     if len(found) == 1:
         return read_run(found[0])
     if not found:
-        raise FileError(f"no run record named '{name}' in {folder} ({len(paths)} records); `ltx25 runs show` lists them.")
+        raise FileError(f"no run record named '{name}' in {folder} ({len(paths)} files); `ltx25 runs show` lists them.")
     raise FileError(f"'{name}' fits {len(found)} records in {folder}: {', '.join(p.name for p in found[:3])}; write more of the name.")
+
+
+def _newest(paths: Sequence[Path], back: int) -> Run | None:
+    """The record `back` places before the newest of `paths`, which are sorted by age; None where there are too few."""
+    for path in reversed(paths):
+        try:
+            run = read_run(path)
+        except FileError as error:
+            log.warning("skipped: %s", error)
+            continue
+        if back == 0:
+            return run
+        back -= 1
+    return None
 
 
 def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:

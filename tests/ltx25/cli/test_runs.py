@@ -100,6 +100,23 @@ def test_last_counts_back_by_age(records, tmp_path):
     assert find_run(tmp_path / "runs", "last").status == "failed"
 
 
+def test_last_passes_over_files_that_are_no_records(ltx25, records, tmp_path, caplog):
+    (tmp_path / "runs" / "zz-notes.jsonl").write_text("hello\n")
+    assert find_run(tmp_path / "runs", "last").status == "failed"
+    (told,) = caplog.records
+    assert "zz-notes.jsonl is not a run record" in told.getMessage()
+    assert find_run(tmp_path / "runs", "last-1").path == records[2].path
+    assert "RuntimeError: device gone" in ltx25("show", "last")[1]
+    assert ltx25("plot")[0] == 0
+
+
+def test_last_of_a_folder_without_records_is_one_sentence(ltx25, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes.jsonl").write_text("hello\n")
+    with pytest.raises(FileError, match="no run record named 'last'"):
+        ltx25("show", "last")
+
+
 def test_compare_finds_the_phase_that_changed_beyond_the_spread(ltx25, tmp_path, monkeypatch):
     folder, clock = tmp_path / "runs", Clock(monkeypatch)
     a = render(folder, clock, 768, 448, 25, noise=0.02, seed=1)
