@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import FileError, InputError
 from ..instrument.compare import Change, compare
 from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, phase_rates
-from ..instrument.history import Run, find_run, read_runs
+from ..instrument.history import Run, find_run, read_run, read_runs
 from ..instrument.law import Law
 from ..instrument.plot import plot_run
 from ..instrument.report import clip_text, law_lines, record_text, steps_text
@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     folder = runs_folder(arguments.runs)
     if arguments.record:
-        print(record_text(find_run(folder, arguments.record)))
+        print(record_text(_find(folder, arguments.record)))
         return 0
     runs = _read(folder)
     if not runs:
@@ -64,7 +64,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    run = find_run(runs_folder(arguments.runs), arguments.record)
+    run = _find(runs_folder(arguments.runs), arguments.record)
     target = Path(arguments.output) if arguments.output else run.path.with_suffix(".png")
     plot_run(run).save(target)
     print(target)
@@ -73,7 +73,7 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     folder = runs_folder(arguments.runs)
-    a, b = find_run(folder, arguments.a), find_run(folder, arguments.b)
+    a, b = _find(folder, arguments.a), _find(folder, arguments.b)
     changes = compare(a, b, read_runs(folder)[0])
     print(f"A {a.name}: {clip_text(a)}, {steps_text(a)}, {a.header.get('device')}")
     print(f"B {b.name}: {clip_text(b)}, {steps_text(b)}, {b.header.get('device')}")
@@ -123,6 +123,11 @@ def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measu
             variable = f"{seconds_text(rate.per_unit)} per {rate.unit}"
         rows.append((f"  {name}", fixed, variable, f"{rate.samples} phase{'s' if rate.samples > 1 else ''}, {rate.sizes} size{'s' if rate.sizes > 1 else ''}{note}"))
     return [f"around the forwards on {device}:", *aligned(rows, left=(0, 3)).splitlines()]
+
+
+def _find(folder: Path, name: str) -> Run:
+    """A record by its path anywhere, else by what `find_run` takes: who has a shell may open any file."""
+    return read_run(Path(name)) if Path(name).is_file() else find_run(folder, name)
 
 
 def _read(folder: Path) -> list[Run]:

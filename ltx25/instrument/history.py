@@ -97,12 +97,10 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def find_run(folder: Path, name: str) -> Run:
-    """A record by path, by (part of) its name in `folder`, or "last" / "last-1" by age.
+    """A record of `folder`: by (part of) its name, or "last" / "last-1" by age. No name leads out of the folder.
 
     Ages are counted over the records alone: a newer file that is none is told in one line of the log and passed over.
     """
-    if Path(name).is_file():
-        return read_run(Path(name))
     paths = sorted(path for path in folder.glob("*.jsonl") if path.is_file()) if folder.is_dir() else []
     back = re.fullmatch(r"last(?:-(\d+))?", name)
     if back:

@@ -117,6 +117,19 @@ def test_last_of_a_folder_without_records_is_one_sentence(ltx25, tmp_path):
         ltx25("show", "last")
 
 
+def test_a_path_is_for_the_command_line_alone(ltx25, records, tmp_path):
+    """The node takes a name from whoever reaches the server: it must not tell which files are there."""
+    outside = tmp_path / "outside.jsonl"
+    outside.write_bytes(records[0].path.read_bytes())
+    told = []
+    for name in (str(outside), str(tmp_path / "missing.jsonl"), "../outside.jsonl"):
+        with pytest.raises(FileError, match="no run record named") as error:
+            find_run(tmp_path / "runs", name)
+        told.append(str(error.value).replace(name, "NAME"))
+    assert len(set(told)) == 1
+    assert ltx25("show", str(outside))[1].startswith("outside.jsonl: done")
+
+
 def test_compare_finds_the_phase_that_changed_beyond_the_spread(ltx25, tmp_path, monkeypatch):
     folder, clock = tmp_path / "runs", Clock(monkeypatch)
     a = render(folder, clock, 768, 448, 25, noise=0.02, seed=1)
