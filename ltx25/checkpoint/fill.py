@@ -78,10 +78,11 @@ def _rows(header: Header | None, name: str) -> int | None:
 
 
 def check(module: nn.Module, header: Header, prefix: str, unused: Sequence[str] = ()) -> dict[str, Slice]:
-    """Compare names and shapes of the file below `prefix` with `module` (any device); return full file name -> Slice.
+    """Compare names, shapes and kinds of number of the file below `prefix` with `module` (any device); return full file name -> Slice.
 
     `unused` holds fnmatch patterns, relative to the prefix, of tensors the engine knows and does not need.
-    Raises FileError naming the first missing, unknown or misshapen tensors.
+    Raises FileError naming the first missing, unknown or misshapen tensors, and integers where the model has floats: cast, they
+    would render noise.
     """
     table = expected(module, header, prefix)
     parameters = module.state_dict(keep_vars=True)
@@ -97,6 +98,9 @@ def check(module: nn.Module, header: Header, prefix: str, unused: Sequence[str] 
         wanted = whole if place.rows is None else (place.rows, *whole[1:])
         if present[name].shape != wanted:
             raise FileError(f"{header.name}: {prefix}{name} has shape {present[name].shape}, and the model needs {wanted}.")
+        if parameters[place.name].is_floating_point() and not present[name].dtype.is_floating_point:
+            stored = str(present[name].dtype).removeprefix("torch.")
+            raise FileError(f"{header.name}: {prefix}{name} is stored as {stored}, and the model needs a floating-point tensor; use the published file.")
     return {prefix + name: place for name, place in table.items()}
 
 

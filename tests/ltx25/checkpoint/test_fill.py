@@ -162,6 +162,15 @@ def test_merged_sources_that_do_not_add_up_are_refused(written, tensors, shape):
         load(written(tensors), on_meta())
 
 
+@pytest.mark.parametrize("name", ["m.table", "m.blocks.0.to_q.bias", "m.blocks.1.to_v.weight", "m.blocks.1.scale"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
+def test_integers_where_the_model_has_floats_are_refused_by_name_and_dtype(written, tensors, name, dtype):
+    """Cast, they would render a finite clip of noise."""
+    tensors[name] = tensors[name].to(dtype)
+    with pytest.raises(FileError, match=name.replace(".", r"\.") + f" is stored as {str(dtype).removeprefix('torch.')}, and the model needs a floating-point tensor"):
+        load(written(tensors), on_meta())
+
+
 def test_check_reads_no_weights(written, tensors):
     model = on_meta()
     places = check(model, written(tensors), "m.")
