@@ -60,8 +60,7 @@ def read_gguf(path: str | Path) -> Header:
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, Stored] = {}
     for name, shape, kind, offset in entries:
-        wanted = keys.get(_SHAPE_KEY + name)
-        logical = tuple(wanted) if isinstance(wanted, list) and math.prod(wanted) == math.prod(shape) else shape
+        logical = _logical(path.name, name, keys.get(_SHAPE_KEY + name, list(shape)), shape)
         if name in tensors:
             raise FileError(f"{path.name} is a broken GGUF file ({name} stands in it twice); download it again.")
         if kind in PLAIN:
@@ -76,7 +75,8 @@ def read_gguf(path: str | Path) -> Header:
             )
         if shape[-1] % block.weights:
             raise FileError(f"{path.name} is a broken GGUF file ({name}: {shape[-1]} columns in blocks of {block.weights}); download it again.")
-        packed = (math.prod(shape[:-1]), shape[-1] // block.weights * block.size)
+        rows = shape if logical[-1] % block.weights else logical  # blocks follow each other as weights do, however rows were cut
+        packed = (math.prod(rows[:-1]), rows[-1] // block.weights * block.size)
         first, last = begin + offset, begin + offset + math.prod(packed)
         tensors[name] = TensorInfo(name, torch.bfloat16, logical, first, last)
         stored[name] = Stored(Ggml(block, logical), {"weight": TensorInfo(name, torch.uint8, packed, first, last)})
@@ -85,6 +85,17 @@ def read_gguf(path: str | Path) -> Header:
         raise FileError(f"{path.name} is cut off ({stat.st_size} bytes of {end}); download it again.")
     metadata = {key: value if isinstance(value, str) else str(value) for key, value in keys.items() if not isinstance(value, list)}
     return Header(path, stat.st_size, stat.st_mtime_ns, reader.digest(), metadata, tensors, stored)
+
+
+def _logical(file: str, name: str, wanted: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape a tensor had before its converter flattened it, in place of the one its bytes are counted by."""
+    listed = isinstance(wanted, list) and wanted and all(type(size) is int and size >= 0 for size in wanted)
+    if not listed or math.prod(wanted) != math.prod(shape):
+        raise FileError(
+            f"{file} is a broken GGUF file ({_SHAPE_KEY}{name} is {str(wanted)[:80]}, wanted a list of sizes with the {math.prod(shape)} "
+            "elements of the tensor); download it again."
+        )
+    return tuple(wanted)
 
 
 def _check_layout(name: str, keys: dict[str, Any], tensors: list[str]) -> None:

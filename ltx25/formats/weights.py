@@ -136,7 +136,8 @@ class Ggml:
     shape: tuple[int, ...]
 
     def stays(self, held: Held) -> bool:
-        return held in _AS_STORED
+        """A block that holds the end of one row and the start of the next has no place in a matrix of rows."""
+        return held in _AS_STORED and self.shape[-1] % self.kind.weights == 0
 
     @property
     def name(self) -> str:

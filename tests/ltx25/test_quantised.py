@@ -149,6 +149,19 @@ def test_a_gguf_transformer_and_text_encoder(coarse, plain, tmp_path):
     assert max(off(got.video, plain[1].video), off(got.audio, plain[1].audio)) < GGUF[coarse]
 
 
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_matrices_that_a_gguf_cut_into_other_rows_are_what_they_were(residency, plain, tmp_path):
+    """Also merged with others, kept as stored where their own rows are whole blocks and decoded where they are not."""
+    pytest.importorskip("gguf")
+    path = write_gguf(tiny_files().transformer, tmp_path / "flat.gguf", flat=True)
+    header = open_file(path)
+    cut = [stored for name, stored in header.stored.items() if header.tensors[name].shape[-1] % 256]
+    assert {stored.format.stays(Held.EXACT) for stored in cut} == {True, False}
+    kept, decoded = (sampled(open_engine(precision, residency, transformer=path), conditioning=plain[0]) for precision in ("auto", "bf16"))
+    assert off(kept.video, decoded.video) < 1e-5 and off(kept.audio, decoded.audio) < 1e-5
+    assert off(kept.video, plain[1].video) < GGUF["Q6_K"]
+
+
 @pytest.mark.parametrize("storage", ["int8", "fp8-weight_scale"])
 def test_weights_stay_as_stored_and_bf16_decodes_them(storage, made):
     path = made("transformer", storage)

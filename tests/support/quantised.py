@@ -107,9 +107,10 @@ def _fp8(spelling: str | None, dtype: torch.dtype) -> Callable[[Tensors, str], N
     return encode
 
 
-def write_gguf(source: Path, target: Path, coarse: str = "Q6_K", fine: str = "Q8_0") -> Path:
+def write_gguf(source: Path, target: Path, coarse: str = "Q6_K", fine: str = "Q8_0", flat: bool = False) -> Path:
     """`source` as GGUF with bare names, by the gguf package's writer: 2-D tensors of whole 256-blocks as `coarse` (a K format), of
-    32-blocks as `fine`, all others in float32, bf16 or bytes."""
+    32-blocks as `fine`, all others in float32, bf16 or bytes. flat: as some converters do, matrices of another width than whole
+    256-blocks are cut into rows of 256, and a key keeps their shape."""
     import gguf
 
     tensors, keys = read_all(source)
@@ -120,6 +121,9 @@ def write_gguf(source: Path, target: Path, coarse: str = "Q6_K", fine: str = "Q8
     for name, tensor in tensors.items():
         bare = name.removeprefix("model.diffusion_model.")
         quantise = tensor.ndim == 2 and tensor.dtype == torch.bfloat16
+        if flat and quantise and tensor.shape[1] % 256 and tensor.numel() % 256 == 0:
+            writer.add_array(f"comfy.gguf.orig_shape.{bare}", list(tensor.shape))
+            tensor = tensor.reshape(-1, 256)
         if tensor.dtype == torch.uint8:
             writer.add_tensor(bare, tensor.view(torch.int8).numpy())
         elif quantise and tensor.shape[1] % 256 == 0 and coarse in K_ENCODERS:

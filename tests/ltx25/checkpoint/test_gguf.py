@@ -71,7 +71,21 @@ def test_l3_another_models_gguf_is_refused_in_its_slot(tmp_path):
 
 
 GOOD = [("a.weight", (32, 4), 8, 0)]
+SHAPE = "comfy.gguf.orig_shape.a.weight"
+
+
+def array(kind, code, *values):
+    return struct.pack(f"<IQ{len(values)}{code}", kind, len(values), *values)
+
+
 BROKEN = {
+    "shape of floats": (dict(keys=[(SHAPE, 9, array(6, "f", 4.0, 32.0))], tensors=GOOD), "orig_shape.a.weight is [4.0, 32.0]"),
+    "shape of strings": (dict(keys=[(SHAPE, 9, struct.pack("<IQ", 8, 2) + string("a") + string("b"))], tensors=GOOD), "['a', 'b']"),
+    "shape of flags": (dict(keys=[(SHAPE, 9, array(7, "?", True, True))], tensors=GOOD), "[True, True]"),
+    "negative shape": (dict(keys=[(SHAPE, 9, array(5, "i", -4, -32))], tensors=GOOD), "[-4, -32]"),
+    "shape of other elements": (dict(keys=[(SHAPE, 9, array(5, "i", 4, 33))], tensors=GOOD), "with the 128 elements"),
+    "shape that is no list": (dict(keys=[(SHAPE, 4, struct.pack("<I", 128))], tensors=GOOD), "is 128, wanted a list"),
+    "empty shape": (dict(keys=[(SHAPE, 9, array(5, "i"))], tensors=GOOD), "is []"),
     "version": (dict(tensors=GOOD, version=1), "version 1"),
     "type": (dict(tensors=[("a.weight", (256, 4), 16, 0)]), "GGUF type 16"),
     "columns": (dict(tensors=[("a.weight", (40, 4), 8, 0)]), "blocks of 32"),
