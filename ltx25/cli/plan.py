@@ -23,7 +23,7 @@ from ..instrument.plan_text import (
 from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
-from .render import FLAGS, OPTIONS, SLOTS, chosen_device, chosen_files
+from .render import FLAGS, OPTIONS, SLOTS, chosen_device, chosen_files, flag, flag_takes
 from .runs import runs_folder
 
 LEFT_OUT = ("negative", "width", "height", "frames", "seed")  # flags of a render that cost nothing, or have a form of their own here
@@ -45,13 +45,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--host-memory", type=_parsed(parse_bytes), metavar="SIZE", help="host memory there is (default: what is free)")
     for name, (kind, text) in FLAGS.items():
         if name not in LEFT_OUT:
-            parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=name.split("_")[-1].upper(), help=text or None)
+            parser.add_argument(flag(name), help=text or None, **flag_takes(name, kind))
     parser.add_argument("--batch-size", type=int, default=1, metavar="N")
     for name in ("precision", "legs"):
-        parser.add_argument("--" + name, choices=OPTIONS[name], default="auto", help="default auto")
+        parser.add_argument(flag(name), choices=OPTIONS[name], default="auto", help="default auto")
     models = parser.add_argument_group("model files (all four; none: the published sizes)")
     for slot in SLOTS:
-        models.add_argument("--" + slot.replace("_", "-"), metavar="FILE")
+        models.add_argument(flag(slot), metavar="FILE")
     models.add_argument("--tiny", action="store_true", help="the tiny checkpoint")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
     parser.add_argument("--runs", metavar="DIR", help="folder of the records (default: LTX25_RUNS, else ltx25_runs)")

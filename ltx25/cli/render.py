@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +37,7 @@ DEFAULTS = {field.name: field.default for field in fields(Request) if field.defa
 TINY_DEFAULTS = {"width": 256, "height": 160, "frames": 49, "steps": 8, "stg_blocks": str(DIT_BLOCKS // 2)}
 
 # Flags of a request: type and what the help says; the order is that of the nodes they belong to.
-FLAGS: dict[str, tuple[type, str]] = {
+FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "negative": (str, "what to steer away from"),
     "width": (int, "px, a multiple of 32"),
     "height": (int, "px, a multiple of 32"),
@@ -84,13 +86,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4", help="with an HDR transfer: a new folder")
     models = parser.add_argument_group("model files (all four, or none for the tiny checkpoint)")
     for slot in SLOTS:
-        models.add_argument(_flag(slot), type=Path, metavar="FILE")
+        models.add_argument(flag(slot), type=Path, metavar="FILE")
     models.add_argument("--lora", action="append", default=[], metavar="FILE[:STRENGTH]", help="on the transformer, strength 1 unless given; may be repeated")
     models.add_argument("--tiny", action="store_true", help="the tiny checkpoint: the default when no file is named")
     request = parser.add_argument_group("the clip (defaults of the tiny checkpoint in brackets)")
     for name, (kind, text) in FLAGS.items():
-        how = {"action": "store_true", "default": None} if kind is bool else {"type": kind, "metavar": name.split("_")[-1].upper()}
-        request.add_argument(_flag(name), help=_help(name, text), **how)
+        request.add_argument(flag(name), help=_help(name, text), **flag_takes(name, kind))
     request.add_argument("--batch-size", type=int, default=1, metavar="N", help="clips with seed, seed + 1, ... (default 1)")
     told = parser.add_argument_group("what the clip is told beside its prompt")
     told.add_argument(
@@ -105,7 +106,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     told.add_argument("--audio-mode", choices=MODES, default=MODES[0], help="soundtrack: the clip's sound, which the video follows; voice: new sound resembles it; default soundtrack")
     engine = parser.add_argument_group("how it runs")
     for name, choices in OPTIONS.items():
-        engine.add_argument(_flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
+        engine.add_argument(flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
     engine.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
     engine.add_argument(
         "--transfer",
@@ -195,7 +196,7 @@ def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
 def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
     """The four files, and whether they are the tiny ones."""
     named = {slot: getattr(arguments, slot) for slot in SLOTS}
-    missing = [_flag(slot) for slot, path in named.items() if path is None]
+    missing = [flag(slot) for slot, path in named.items() if path is None]
     if len(missing) == len(SLOTS):
         tiny = ready(cache_folder() / "tiny")
         return Files(**{slot: getattr(tiny, slot) for slot in SLOTS}), True
@@ -242,8 +243,15 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def flag_takes(name: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+    """For add_argument: a switch where the setting is one, else a value. None where it is not given."""
+    if kind is bool:
+        return {"action": "store_true", "default": None}
+    return {"type": kind, "metavar": name.split("_")[-1].upper()}
 
 
 def _help(name: str, text: str) -> str:

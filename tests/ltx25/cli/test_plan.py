@@ -97,3 +97,13 @@ def test_a_batch_of_nothing_is_refused(plan):
 def test_fp8_is_refused_where_the_device_has_none(plan):
     code, shown = plan("--precision", "fp8")
     assert code == 2 and "precision fp8 needs a card" in shown.err and not shown.out
+
+
+def test_token_shift_is_a_switch_as_it_is_in_a_render(plan, capsys):
+    code, shown = plan("--tiny", "--token-shift")
+    assert code == 0 and "it fits" in shown.out
+    with pytest.raises(SystemExit) as ended:
+        plan("--token-shift", "foo")
+    assert ended.value.code == 2 and "foo" in capsys.readouterr().err
+    assert cli.parser().parse_args(["plan", "--token-shift"]).token_shift is True
+    assert cli.parser().parse_args(["plan"]).token_shift is None
