@@ -23,7 +23,7 @@ from ..instrument.plan_text import (
 from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
-from .render import FLAGS, OPTIONS, SLOTS, chosen_device, chosen_files, flag, flag_takes
+from .render import DEFAULTS, FLAGS, OPTIONS, SLOTS, TINY_DEFAULTS, chosen_device, chosen_files, flag, flag_takes
 from .runs import runs_folder
 
 LEFT_OUT = ("negative", "width", "height", "frames", "seed")  # flags of a render that cost nothing, or have a form of their own here
@@ -38,8 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "half-second test, and the plan says so). Nothing is loaded. Exit code 1 when the request does not fit.",
     )
     parser.add_argument("--seconds", type=float, help="length of the clip, s (default: --frames)")
-    parser.add_argument("--frames", type=int, help="8 n + 1 (default 121)")
-    parser.add_argument("--size", default="768x512", metavar="WxH", help="px, multiples of 32 (default 768x512)")
+    parser.add_argument("--frames", type=int, help=f"8 n + 1 (default {DEFAULTS['frames']} [{TINY_DEFAULTS['frames']}])")
+    size = f"{DEFAULTS['width']}x{DEFAULTS['height']} [{TINY_DEFAULTS['width']}x{TINY_DEFAULTS['height']}]"
+    parser.add_argument("--size", metavar="WxH", help=f"px, multiples of 32 (default {size})")
     parser.add_argument("--budget", type=_parsed(parse_seconds), metavar="TIME", help="time there is: 90s, 10m, 1.5h")
     parser.add_argument("--memory", type=_parsed(parse_bytes), metavar="SIZE", help="device memory there is: 24G (default: what is free); on a CPU it is the host's")
     parser.add_argument("--host-memory", type=_parsed(parse_bytes), metavar="SIZE", help="host memory there is (default: what is free)")
@@ -52,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     models = parser.add_argument_group("model files (all four; none: the published sizes)")
     for slot in SLOTS:
         models.add_argument(flag(slot), metavar="FILE")
-    models.add_argument("--tiny", action="store_true", help="the tiny checkpoint")
+    models.add_argument("--tiny", action="store_true", help="the tiny checkpoint, with the defaults a render with it has (in brackets)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
     parser.add_argument("--runs", metavar="DIR", help="folder of the records (default: LTX25_RUNS, else ltx25_runs)")
     parser.set_defaults(run=run)
@@ -85,18 +86,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace, models: Models) -> Request:
-    given = {name: getattr(arguments, name) for name in FLAGS if name not in LEFT_OUT and getattr(arguments, name) is not None}
-    width, height = parse_size(arguments.size)
-    rate = given.get("frame_rate", 24.0)
+    given = dict(TINY_DEFAULTS) if arguments.tiny else {}
+    given |= {name: getattr(arguments, name) for name in FLAGS if name not in LEFT_OUT and getattr(arguments, name) is not None}
+    if arguments.size is not None:
+        given["width"], given["height"] = parse_size(arguments.size)
     if arguments.seconds is not None and arguments.frames is not None:
         raise InputError("--seconds and --frames say the same thing twice; give one of them.")
-    frames = arguments.frames or 121
-    if arguments.seconds is not None:
-        frames = frames_of(arguments.seconds, rate, models.compression)
+    if arguments.frames is not None:
+        given["frames"] = arguments.frames
+    elif arguments.seconds is not None:
+        given["frames"] = frames_of(arguments.seconds, given.get("frame_rate", DEFAULTS["frame_rate"]), models.compression)
     if given.get("video_cfg") == given.get("audio_cfg") == 1.0:
         given["negative"] = None  # nothing would use it
     given.setdefault("stg_blocks", usual_stg_blocks(models.dit.layers))
-    return Request(prompt="plan", width=width, height=height, frames=frames, compression=models.compression, **given)
+    return Request(prompt="plan", compression=models.compression, **given)
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -1,9 +1,11 @@
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import cli
+from comfyui_ltx25.ltx25.cli.render import TINY_DEFAULTS
 from comfyui_ltx25.ltx25.instrument import planner
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
+from comfyui_ltx25.ltx25.request import Request
 from comfyui_ltx25.tests.support.records import Clock, render
 
 
@@ -107,3 +109,15 @@ def test_token_shift_is_a_switch_as_it_is_in_a_render(plan, capsys):
     assert ended.value.code == 2 and "foo" in capsys.readouterr().err
     assert cli.parser().parse_args(["plan", "--token-shift"]).token_shift is True
     assert cli.parser().parse_args(["plan"]).token_shift is None
+
+
+def test_a_tiny_plan_is_of_the_clip_that_a_tiny_render_makes_unless_told_otherwise(plan):
+    """`ltx25 render` without files and without flags is what `ltx25 plan --tiny` plans."""
+    made = Request(prompt="a cat", **TINY_DEFAULTS)
+    code, shown = plan("--tiny")
+    assert code == 0
+    assert shown.out.startswith(f"plan for {made.width}x{made.height}, {made.frames} frames at 24/s: 280 + 51 tokens, {4 * made.steps} forwards")
+    code, shown = plan("--tiny", "--size", "64x96", "--seconds", "1", "--steps", "3")
+    assert shown.out.startswith("plan for 64x96, 25 frames at 24/s") and ", 12 forwards" in shown.out
+    code, shown = plan("--steps", "3", "--host-memory", "1T")
+    assert shown.out.startswith("plan for 768x512, 121 frames at 24/s") and ", 12 forwards" in shown.out
