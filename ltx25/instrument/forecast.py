@@ -61,7 +61,7 @@ class Forecast:
                 if isinstance(law, Law):
                     outside = law.is_extrapolation(tokens)
                     mark = f", extrapolated from {law.tokens[0]} to {law.tokens[1]} tokens" if outside else ""
-                    basis = f"law of {len(law.points)} geometries{other}, within {100 * law.error:.0f} %{mark}"
+                    basis = f"law of {len(law.points)} geometries{other}, {law.within}{mark}"
                     seconds = law.seconds(linear, attention)
                     between = max(0.0, seconds * (1 - law.error)), seconds * (1 + law.error)
                     return Guess(seconds, self.series[key].warm_up or 0.0, basis, outside or bool(other), between)

@@ -70,8 +70,13 @@ class Law:
 
     @property
     def error(self) -> float:
-        """Root mean square of the left-out errors: what to expect of a geometry not seen."""
-        return math.sqrt(sum(e * e for e in self.left_out) / len(self.left_out))
+        """Largest of the left-out errors, relative: what a geometry not seen was off by at most."""
+        return max(map(abs, self.left_out))
+
+    @property
+    def within(self) -> str:
+        """The error in words, rounded up: all left-out errors are within it."""
+        return f"within {math.ceil(100 * self.error)} %"
 
     def seconds(self, linear: float, attention: float) -> float:
         """Of a group with so many TFLOP."""

@@ -89,6 +89,12 @@ class RunRecord(Sink):
                 os.close(self._fd)
                 self._fd = None
 
+    def fail(self, where: str, error: Exception) -> None:
+        """End a run that was begun as failed, for what stopped it between its parts: `where` is no phase (in a node graph, a node that runs none)."""
+        self.__enter__()
+        self._stopped = {"phase": where}
+        self.__exit__(type(error), error, None)
+
     def describe(self, prompts: Mapping[str, str] | None = None, **facts: Any) -> None:
         """Add to the header what was not known when the run began (geometry, tokens, legs in a node graph)."""
         self.header.update(facts)

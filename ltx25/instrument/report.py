@@ -65,7 +65,7 @@ def law_lines(law: Law | str, measured: Measured) -> list[str]:
         )
     lines += aligned(rows, left=(0,)).splitlines()
     fewest, most = law.tokens
-    lines.append(f"  a geometry not seen: within {100 * law.error:.0f} % (cross-validated), from {fewest} to {most} tokens; outside it is an extrapolation")
+    lines.append(f"  a geometry not seen: {law.within} (the largest error of predicting one of these from the others), from {fewest} to {most} tokens; outside it is an extrapolation")
     if measured.warm_up is not None:
         lines.append(f"  fixed per run: the first group takes {seconds_text(measured.warm_up)} longer (allocation, kernel choice, capture)")
     return lines

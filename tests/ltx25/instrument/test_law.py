@@ -1,9 +1,13 @@
+import re
+from dataclasses import replace
+
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, phase_rates, rate_of
+from comfyui_ltx25.ltx25.instrument.costs import Measured, law_of, measured_series, phase_rates, rate_of
 from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.law import Point, fit_law
+from comfyui_ltx25.ltx25.instrument.report import law_lines
 from comfyui_ltx25.tests.support.records import GUIDED, PUBLISHED, Clock, law_seconds, render
 
 SIZES = ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))
@@ -47,6 +51,16 @@ def test_no_coefficient_is_negative():
     law = fit_law([point(1344, 26, 0.35), point(4032, 51, 0.31), point(7488, 101, 0.6)])  # launch-bound: smaller is no faster
     assert min(law.constant, law.linear, law.attention) >= 0
     assert law.error > 0.2  # and the cross-validation says what that is worth
+
+
+def test_within_holds_for_every_geometry_that_was_left_out():
+    """A mean of the errors would not: one of four here is off by three times what the others are."""
+    points = [truth(1344, 26), truth(4032, 51), truth(7488, 101), truth(14080, 126)]
+    law = fit_law([*points[:3], replace(points[3], seconds=1.3 * points[3].seconds)])
+    worst = max(map(abs, law.left_out))
+    assert law.error == worst > 1.2 * (sum(error**2 for error in law.left_out) / 4) ** 0.5
+    (said,) = re.findall(r"a geometry not seen: within (\d+) %", "\n".join(law_lines(law, Measured())))
+    assert worst <= int(said) / 100 < worst + 0.01
 
 
 @pytest.mark.parametrize("points", [[], [(1344, 26)], [(1344, 26), (4032, 51)], [(1344, 26), (1344, 26), (4032, 51)]])
