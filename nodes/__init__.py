@@ -15,13 +15,14 @@ from .latent import EmptyLTX25Latent
 from .load import LoadLTX25Checkpoint
 from .lora import LTX25LoRA
 from .prompt import EncodeGemmaText
+from .run import failures_recorded
 from .sample import LTX25Sampler
 from .upscale import LTX25LatentUpscale
 
 
 class LTX25Extension(ComfyExtension):
     async def get_node_list(self):
-        return [
+        nodes = [
             LoadLTX25Checkpoint,
             EncodeGemmaText,
             EmptyLTX25Latent,
@@ -46,3 +47,4 @@ class LTX25Extension(ComfyExtension):
             LTX25LatentReference,
             LTX25TemporalRounds,
         ]
+        return [failures_recorded(node) for node in nodes]

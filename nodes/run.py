@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import folder_paths
+from comfy_api.latest import io
 from comfy_execution.utils import get_executing_context
 
 from ..ltx25.engine import Engine
@@ -49,6 +53,24 @@ def node_run(engine: Engine, bar: str, previews: bool = False) -> Iterator[NodeR
     sink.finish(run.notices)
 
 
+def failures_recorded(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
+    """`node`, whose failures outside of `node_run` end the prompt's record too: a guider runs no phase and may refuse its inputs."""
+    execute = node.execute.__func__
+    if inspect.iscoroutinefunction(execute):  # the host runs these before all others: nothing of the prompt is recorded yet
+        return node
+
+    @functools.wraps(execute)
+    def recorded(cls: type[io.ComfyNode], *args: Any, **inputs: Any) -> io.NodeOutput:
+        try:
+            return execute(cls, *args, **inputs)
+        except Exception as error:
+            _RECORDS.failed(node.__name__, error)
+            raise
+
+    node.execute = classmethod(recorded)
+    return node
+
+
 class _Records:
     """The record of the prompt that runs now; one is kept, because the host runs one prompt at a time."""
 
@@ -56,12 +78,21 @@ class _Records:
         self._last: tuple[str, RunRecord] | None = None
 
     def of_this_prompt(self, engine: Engine) -> RunRecord:
-        context = get_executing_context()
-        prompt = context.prompt_id if context is not None else ""
+        prompt = _prompt_id()
         if self._last is None or self._last[0] != prompt:
             facts = {**machine(engine.device), "files": files_facts(engine.headers), "options": vars(engine.options)}
             self._last = (prompt, RunRecord(runs_folder(), facts, record_prompts=os.environ.get("LTX25_RECORD_PROMPTS") == "1"))
         return self._last[1]
+
+    def failed(self, node: str, error: Exception) -> None:
+        """Nothing to do where no part of this prompt was recorded, or the part that failed has said so itself."""
+        if self._last is not None and self._last[0] == _prompt_id() and self._last[1].status == "done":
+            self._last[1].fail(node, error)
+
+
+def _prompt_id() -> str:
+    context = get_executing_context()
+    return context.prompt_id if context is not None else ""
 
 
 _RECORDS = _Records()

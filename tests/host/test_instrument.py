@@ -105,3 +105,26 @@ def test_one_prompt_leaves_one_whole_record_without_its_words(host, api, find):
     assert words not in json.dumps(events)
     done = [event for event in events if event["event"] == "forward" and event["state"] == "done"]
     assert done[-1]["last"] == done[-1]["of"]
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "word"), [("LTX25Guider", {"stg_blocks": "99"}, "99"), ("LTX25Sampler", {"sampler": "euler_cfg_pp"}, "euler_cfg_pp")]
+)
+def test_a_prompt_that_fails_in_any_node_is_recorded_as_failed(host, api, find, inspect, node, inputs, word):
+    """The encode node's part was done, and a guider runs no phase that could fail."""
+    prompt = api("text_to_video_distilled_tiny" if node == "LTX25Sampler" else "text_to_video_tiny")
+    words = f"a heron for {node}"
+    for entry in prompt.values():
+        if entry["class_type"] == "EncodeGemmaText":
+            entry["inputs"]["text"] = words
+    prompt[find(prompt, node)]["inputs"].update(inputs)
+    run = host.run(prompt)
+    assert run.status == "error" and word in run.error["exception_message"]
+    ends = [event for event in newest_record(host) if event["event"] == "end"]
+    assert [end["status"] for end in ends[-2:]] == ["done", "failed"]  # the encode's part, then the one failure
+    assert word in ends[-1]["error"] and "InputError" in ends[-1]["error"]
+    report = {"report": {"class_type": "LTX25RunReport", "inputs": {"record": "last"}}}
+    text = inspect(report, "report", 1)
+    said = text(host.run(report))
+    assert ": failed" in said.splitlines()[0] and word in said
+    assert node != "LTX25Guider" or said.splitlines()[0].endswith("failed in LTX25Guider")

@@ -402,3 +402,15 @@ def test_instrument_costs_less_than_one_percent_of_a_10_ms_forward(tmp_path):
                 costs.append(time.perf_counter() - begin)
     typical = sorted(costs)[len(costs) // 2]
     assert typical < 1e-4, f"{typical * 1e6:.0f} us of a 10 ms forward"
+
+
+def test_a_failure_between_the_parts_ends_the_run_as_failed_and_keeps_the_prompt_out(tmp_path):
+    record = RunRecord(tmp_path, {"device": "toy"}, {"prompt": "a secret heron"})
+    with record, Watch([record]).phase("text.tower"):
+        pass
+    record.fail("Guider", ValueError("block 99 of a secret heron is none; use 0 to 3."))
+    assert record.status == "failed"
+    run = read_run(record.path)
+    assert (run.status, run.where) == ("failed", "Guider")
+    assert run.end["error"] == "ValueError: block 99 of [prompt] is none; use 0 to 3."
+    assert [phase["name"] for phase in run.phases] == ["text.tower"] and run.wall == pytest.approx(record.wall)
