@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,17 +117,18 @@ class Rate:
     least: float
     most: float
     off: float | None
+    seen: Mapping[float, Sequence[float]]
 
     def seconds(self, units: float) -> float:
-        return self.fixed + self.per_unit * units
+        return statistics.median(self.seen[units]) if units in self.seen else self.fixed + self.per_unit * units
 
-    def between(self, units: float) -> tuple[float, float]:
-        """s, least and most: what the residuals leave open, or whether all that was measured grows or none of it."""
-        expected = self.seconds(units)
+    def between(self, units: float) -> tuple[float, float] | None:
+        """s, least and most: what the residuals leave open, or the repeats of this size; None where there is neither."""
         if self.off is not None:
+            expected = self.seconds(units)
             return max(0.0, expected * (1 - self.off)), expected * (1 + self.off)
-        seen = self.seconds(self.most)
-        return min(expected, seen), max(expected, seen)
+        repeats = self.seen.get(units, ())
+        return (min(repeats), max(repeats)) if len(repeats) > 1 else None
 
 
 def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
@@ -172,11 +173,11 @@ def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
     Sizes that are too few or too much alike to tell a fixed part from a growing one give the rate at the largest of them:
     a line through two near points may run anywhere.
     """
-    sizes = len({size for size, _ in pairs})
-    span = min(size for size, _ in pairs), max(size for size, _ in pairs)
+    seen = {size: [seconds for other, seconds in pairs if other == size] for size, _ in pairs}
+    sizes, span = len(seen), (min(seen), max(seen))
     if sizes < LEAST or span[1] < APART * span[0]:
-        rate = statistics.median(seconds / size for size, seconds in pairs if size == span[1])
-        return Rate(0.0, rate, unit, len(pairs), sizes, *span, None)
+        rate = statistics.median(seen[span[1]]) / span[1]
+        return Rate(0.0, rate, unit, len(pairs), sizes, *span, None, seen)
     weights = [1 / max(seconds, 1e-9) for _, seconds in pairs]
     a = sum(w * w for w in weights)
     b = sum(w * w * size for w, (size, _) in zip(weights, pairs, strict=True))
@@ -190,7 +191,7 @@ def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
     elif slope < 0:
         fixed, slope = p / a, 0.0
     off = max(abs((fixed + slope * size) / max(seconds, 1e-9) - 1) for size, seconds in pairs)
-    return Rate(fixed, slope, unit, len(pairs), sizes, *span, off)
+    return Rate(fixed, slope, unit, len(pairs), sizes, *span, off, {})
 
 
 def law_of(series: Measured) -> Law | str:

@@ -111,7 +111,8 @@ def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:
     each, known, n = statistics.median(groups[tokens]), sum(found.terms[tokens]), len(groups)
     expected = each * tflop / known
     if abs(tflop / known - 1) <= NEAR and not other:
-        between = groups[tokens][0] * tflop / known, groups[tokens][-1] * tflop / known
+        ends = groups[tokens][0] * tflop / known, groups[tokens][-1] * tflop / known
+        between = ends if len(groups[tokens]) > 1 else None  # one group has no spread
         return Guess(expected, found.warm_up or 0.0, "this geometry, measured", False, between)
     ends = [each, *(statistics.median(seconds) * tflop / sum(found.terms[seen]) for seen, seconds in groups.items())]
     basis = f"{n} geometr{'y' if n == 1 else 'ies'}{other} in proportion, not a law"

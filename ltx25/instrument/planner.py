@@ -48,7 +48,7 @@ UNSURE = "guess"
 class Expected:
     """One phase to come: s, what the number rests on, and whether it goes beyond what was measured.
 
-    between: least and most s that what was measured allows; None where nothing was.
+    between: least and most s that what was measured allows; None where it allows no such words.
     """
 
     name: str
@@ -197,8 +197,9 @@ class Planner:
         if rate is not None:
             basis = f"{rate.samples} phase{'s' if rate.samples > 1 else ''} of {rate.sizes} size{'s' if rate.sizes > 1 else ''} measured here"
             outside = not rate.least <= units <= rate.most and not name.startswith("load")  # a file is read at one rate
-            least, most = rate.between(units)
-            return Expected(name, times * rate.seconds(units), basis + (", extrapolated" if outside else ""), outside, (times * least, times * most))
+            between = rate.between(units)
+            ends = None if between is None else (times * between[0], times * between[1])
+            return Expected(name, times * rate.seconds(units), basis + (", extrapolated" if outside else ""), outside, ends)
         if flops is None:
             assumed = DISK if name.startswith("load") else ENCODER
             unit = rate_text(DISK) if name.startswith("load") else f"{ENCODER / 1e6:.0f} megapixels/s"

@@ -127,9 +127,16 @@ def test_sizes_too_few_or_too_much_alike_tell_no_fixed_part(tmp_path, monkeypatc
     largest = max(w * h * f for w, h, f in sizes)
     assert decode.fixed == 0 and decode.off is None
     assert decode.per_unit == pytest.approx(4e-9 + 0.2 / largest)
-    least, most = decode.between(100 * largest)
-    assert least == pytest.approx(0.2 + 4e-9 * largest) and most == decode.seconds(100 * largest)
-    assert least < 0.2 + 4e-7 * largest < most  # the truth
+    assert decode.between(100 * largest) is None  # how much of it grows is not known
+    assert decode.between(largest) is None  # nor what another run of this size takes: there was one
+
+
+def test_a_size_seen_twice_is_told_with_the_spread_of_its_repeats():
+    rate = rate_of([(1.0, 1.0), (4.0, 2.2), (4.0, 2.0), (4.0, 2.6)], "pixel")
+    assert rate.off is None and rate.sizes == 2
+    assert rate.between(4.0) == (2.0, 2.6) and rate.seconds(4.0) == 2.2
+    assert rate.seconds(1.0) == 1.0 and rate.between(1.0) is None  # seen once: it has no spread
+    assert rate.seconds(8.0) == pytest.approx(4.4) and rate.between(8.0) is None
 
 
 def test_a_line_says_how_far_it_missed_what_it_was_drawn_through():

@@ -173,6 +173,26 @@ def test_a_geometry_seen_is_told_with_the_spread_of_its_groups(tmp_path, monkeyp
     assert sample.basis == "this geometry, measured" and least < sample.seconds < most < 1.5 * least
 
 
+def test_a_geometry_seen_for_one_group_has_no_spread(tmp_path, monkeypatch):
+    render(tmp_path, Clock(monkeypatch), 1024, 576, 49, steps=1, device=device_name(CARD))
+    plan = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED).plan(request(1024, 576, 49))
+    sample = next(phase for phase in plan.phases if phase.name == "sample")
+    assert sample.basis == "this geometry, measured" and sample.between is None
+
+
+def test_a_phase_seen_at_one_size_is_certain_of_nothing_but_its_repeats(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    for times in (1, 2):
+        render(tmp_path, clock, 1024, 576, 49, device=device_name(CARD))
+        planner = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED)
+        for size, known in (((1024, 576, 49), times == 2), ((1024, 576, 57), False)):
+            plan = planner.plan(request(*size))
+            decode = next(phase for phase in plan.phases if phase.name == "decode.video")
+            assert (decode.between is not None) == known and plan.between is None
+            line = next(line for line in plan_text(plan, planner.models, NO_LIMIT).splitlines() if line.startswith("decode.video"))
+            assert ("not known" in line) != known
+
+
 def test_without_records_nothing_is_said_to_be_known(bare):
     plan = bare.plan(request())
     assert plan.between is None and all(phase.between is None for phase in plan.phases)
