@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections import OrderedDict
@@ -21,7 +22,7 @@ import torch
 
 from .checkpoint import Header, read_header, read_tensors, write_file
 from .connector import Conditioning
-from .errors import FileError
+from .errors import FileError, InputError
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,10 @@ class PromptCache:
             read_tensors(header, tensors, lambda n: None)
             if header.metadata["identity"] != self._identity or header.metadata["digest"] != _digest(tensors):
                 raise FileError(f"{path.name} is not what was written")
-            notices = tuple(json.loads(header.metadata["notices"]))
-            found = Conditioning(tensors["video"].float(), tensors["audio"].float(), notices)
+            notices = header.metadata_json("notices")
+            if not isinstance(notices, list) or not all(isinstance(notice, str) for notice in notices):
+                raise FileError(f"{path.name} has notices that are no sentences")
+            found = Conditioning(tensors["video"].float(), tensors["audio"].float(), tuple(notices))
         except (FileError, KeyError, ValueError, OSError) as error:
             log.info("cached prompt dropped: %s", error)
             with contextlib.suppress(OSError):
@@ -139,13 +142,15 @@ def cache_folder() -> Path:
 
 
 def disk_limit() -> int:
-    """Bytes: LTX25_CACHE_GB, else DISK_GB."""
+    """Bytes: LTX25_CACHE_GB, else DISK_GB. Raises InputError for what is no size."""
     text = os.environ.get("LTX25_CACHE_GB", "")
     try:
-        return int(float(text) * 1e9) if text else int(DISK_GB * 1e9)
+        size = float(text) if text else DISK_GB
     except ValueError:
-        log.warning("LTX25_CACHE_GB is '%s', wanted a number; %g is used", text, DISK_GB)
-        return int(DISK_GB * 1e9)
+        size = math.nan
+    if not 0 <= size < math.inf:
+        raise InputError(f"LTX25_CACHE_GB is '{text}', wanted a number of GB like {DISK_GB:g}, 0 or more; correct it, or unset it.")
+    return int(size * 1e9)
 
 
 def _narrowed(context: torch.Tensor) -> torch.Tensor:

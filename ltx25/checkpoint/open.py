@@ -121,7 +121,10 @@ class _Found:
         if scale.shape not in ((), (1,), (rows,), (rows, 1), (1, 1)):
             raise self._error(scale.name, f"has shape {list(scale.shape)}, and a weight of {rows} rows needs one scale or one a row")
         group = None
-        if mark.get("convrot", False):
+        turned = mark.get("convrot", False)
+        if type(turned) is not bool:
+            raise self._error(name, f"is marked with convrot {turned!r}, wanted true or false")
+        if turned:
             group = mark.get("convrot_groupsize", 256)
             if type(group) is not int or group < 4 or group & (group - 1) or group.bit_length() % 2 == 0 or columns % group:
                 raise self._error(name, f"is turned in groups of {group!r}, wanted a power of 4 that divides its {columns} columns")
@@ -196,7 +199,7 @@ def _marks(header: Header) -> dict[str, dict[str, Any]]:
         if name.endswith(MARK):
             try:
                 raw[name.removesuffix(MARK)] = json.loads(read_bytes(header, name))
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise FileError(f"{header.name}: {name} is not JSON; download it again.") from None
     marks = {}
     for layer, mark in raw.items():
@@ -204,4 +207,6 @@ def _marks(header: Header) -> dict[str, dict[str, Any]]:
         if not isinstance(nested, dict):
             raise FileError(f"{header.name}: the mark of {layer} is not a JSON object; {READABLE}.")
         marks[layer] = {**nested, **mark}
+        if not isinstance(marks[layer].get("format"), str):
+            raise FileError(f"{header.name}: the mark of {layer} has {str(mark.get('format'))[:80]} for a format, wanted a name like 'int8_tensorwise'; {READABLE}.")
     return marks

@@ -4,12 +4,14 @@ import os
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.checkpoint import read_header, write_file
 from comfyui_ltx25.ltx25.connector import Conditioning
+from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import CONNECTORS, TEXT
 from comfyui_ltx25.ltx25.prompt_cache import IN_MEMORY, PromptCache, disk_limit, identity_of
 from comfyui_ltx25.tests.support.engine import engine, files
+from comfyui_ltx25.tests.support.quantised import read_all
 
 
 def conditioning(seed=0, length=128, notices=("cut.",)):
@@ -110,11 +112,26 @@ def test_no_words_are_on_disk(tmp_path):
     assert all(b"private" not in path.read_bytes() and "private" not in path.name for path in tmp_path.iterdir())
 
 
-def test_limit_of_the_folder(monkeypatch, caplog):
-    monkeypatch.setenv("LTX25_CACHE_GB", "0.5")
-    assert disk_limit() == 500_000_000
-    monkeypatch.setenv("LTX25_CACHE_GB", "much")
-    assert disk_limit() == 2_000_000_000 and "much" in caplog.text
+@pytest.mark.parametrize("notices", ["5", '"cut."', "{}", '["cut.", 5]', '[["cut."]]', "[" * 100_000, "x", None], ids=lambda text: str(text)[:12])
+def test_an_entry_whose_notices_are_no_sentences_is_a_miss_and_goes(tmp_path, notices):
+    disk(tmp_path).put("a", conditioning())
+    (path,) = tmp_path.glob("*.safetensors")
+    tensors, metadata = read_all(path)
+    write_file(path, tensors, {key: value for key, value in {**metadata, "notices": notices}.items() if value is not None})
+    assert disk(tmp_path).get("a") is None and not path.exists()
+
+
+@pytest.mark.parametrize("text", ["much", "inf", "1e400", "nan", "-1", "2 GB"])
+def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
+    monkeypatch.setenv("LTX25_CACHE_GB", text)
+    with pytest.raises(InputError, match=f"LTX25_CACHE_GB is '{text}', wanted a number of GB"):
+        disk_limit()
+
+
+def test_limit_of_the_folder(monkeypatch):
+    for text, size in (("0.5", 500_000_000), ("0", 0), ("", 2_000_000_000)):
+        monkeypatch.setenv("LTX25_CACHE_GB", text)
+        assert disk_limit() == size
     monkeypatch.delenv("LTX25_CACHE_GB")
     assert disk_limit() == 2_000_000_000
 

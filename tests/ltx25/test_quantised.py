@@ -272,6 +272,12 @@ CHANGES = {
     "int8 without a mark": (lambda t, _: t.pop(f"{LAYER}.comfy_quant"), "no mark"),
     "mark without a weight": (lambda t, _: t.update({f"{LAYER[:-1]}x.comfy_quant": mark_of(**GOOD)}), "not in the file"),
     "scale that belongs to nothing": (lambda t, _: t.update({"model.diffusion_model.proj_out.weight_scale": torch.ones(1)}), "proj_out.weight_scale"),
+    "mark that is nested without end": (lambda t, _: t.update({f"{LAYER}.comfy_quant": torch.full((100_000,), ord("["), dtype=torch.uint8)}), "not JSON"),
+    "format that is a list": (set_mark(format=["int8_tensorwise"]), f"{LAYER} has ['int8_tensorwise'] for a format"),
+    "format that is a table": (set_mark(format={}), "has {} for a format"),
+    "no format": (set_mark(convrot=True), "has None for a format"),
+    "turned by a word": (set_mark(**{**GOOD, "convrot": "false"}), "convrot 'false'"),
+    "metadata with a list for a format": (lambda t, m: m.update(_quantization_metadata=json.dumps({"layers": {"model.diffusion_model.proj_out": {"format": ["x"]}}})), "has ['x'] for a format"),
     "metadata of an unknown format": (lambda t, m: m.update(_quantization_metadata=json.dumps({"layers": {"model.diffusion_model.proj_out": {"format": "mxfp8"}}})), "mxfp8"),
 }
 
