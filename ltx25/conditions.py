@@ -217,7 +217,10 @@ class TemporalRegion:
 
 @dataclass(frozen=True, eq=False)
 class TemporalRegions:
-    """TemporalRegion with several windows [start, end) s: a token that touches any of them is made anew."""
+    """TemporalRegion with several windows [start, end) s: a token that touches any of them is made anew.
+
+    A window that touches none is refused: it would cost a whole sampling and change nothing.
+    """
 
     stream: str
     windows: tuple[tuple[float, float], ...]
@@ -229,7 +232,10 @@ class TemporalRegions:
         for start, end in self.windows:
             if not start < end:
                 raise InputError(f"the window from {start:g} s to {end:g} s is empty; the end must be after the start.")
-            touched |= (last > start) & (first < end)
+            inside = (last > start) & (first < end)
+            if not bool(inside.any()):
+                raise InputError(f"the window from {start:g} s to {end:g} s touches nothing of the {self.stream}, which ends at {float(last.max()):.2f} s; choose one that begins earlier.")
+            touched |= inside
         mask = draft.mask.clone()
         mask[:clip] *= touched.float()
         return replace(draft, mask=mask)

@@ -101,9 +101,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="FILE@FRAME[:STRENGTH]",
         help="a picture at a frame, 0 the first and -1 the last; without @FRAME the first; may be repeated",
     )
-    told.add_argument("--crf", type=int, default=CRF, help=f"video compression that pictures go through first, 0 is off; default {CRF}")
+    told.add_argument("--crf", type=int, help=f"video compression that pictures go through first, 0 is off; default {CRF}")
     told.add_argument("--audio", type=Path, metavar="FILE", help="sound of your own, any rate and layout")
-    told.add_argument("--audio-mode", choices=MODES, default=MODES[0], help="soundtrack: the clip's sound, which the video follows; voice: new sound resembles it; default soundtrack")
+    told.add_argument("--audio-mode", choices=MODES, help=f"soundtrack: the clip's sound, which the video follows; voice: new sound resembles it; default {MODES[0]}")
     engine = parser.add_argument_group("how it runs")
     for name, choices in OPTIONS.items():
         engine.add_argument(flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")

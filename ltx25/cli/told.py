@@ -17,7 +17,7 @@ from ..audio.resample import resample
 from ..conditions import Condition, Frozen, Image, ReferenceAudio, pixel_frame
 from ..engine import Engine, SampleJob
 from ..errors import InputError
-from ..image import WORST_CRF, prepare_images
+from ..image import CRF, WORST_CRF, prepare_images
 from ..instrument import Watch
 from ..moments import fit_latent, fit_wave
 from ..request import Request
@@ -53,8 +53,14 @@ class Told:
     crf: int
 
     @staticmethod
-    def read(images: Sequence[str], crf: int, audio: Path | None, mode: str) -> Told:
-        """`images` as FILE@FRAME:STRENGTH. Raises InputError for texts and files that cannot be read."""
+    def read(images: Sequence[str], crf: int | None, audio: Path | None, mode: str | None) -> Told:
+        """`images` as FILE@FRAME:STRENGTH; crf, mode: None where not said. Raises InputError for texts and files that cannot be
+        read, and for what was said of a picture or a sound that is not there."""
+        if crf is not None and not images:
+            raise InputError(f"--crf {crf} is for pictures, and none was given; add --image or leave --crf out.")
+        if mode is not None and audio is None:
+            raise InputError(f"--audio-mode {mode} is for a sound of your own, and none was given; add --audio or leave --audio-mode out.")
+        crf = CRF if crf is None else crf
         if not 0 <= crf <= WORST_CRF:
             raise InputError(f"crf {crf} is out of range, wanted 0 to {WORST_CRF}; 18 is that of the model's training.")
         return Told(tuple(map(_pinned, images)), None if audio is None else _sound(audio, mode == "voice"), crf)

@@ -15,6 +15,7 @@ from comfyui_ltx25.ltx25.conditions import (
     Reference,
     ReferenceAudio,
     TemporalRegion,
+    TemporalRegions,
     apply,
 )
 from comfyui_ltx25.ltx25.errors import InputError
@@ -111,6 +112,10 @@ def test_window_of_time_in_both_streams():
     assert touched == [5, 6, 7, 8]  # 0.17 to 0.21 up to 0.29 to 0.33 s
 
 
+def test_a_window_that_begins_within_the_last_token_is_taken():
+    assert TemporalRegion("video", 0.7, 60.0).apply(video()).mask[::8].tolist() == [0, 0, 1]
+
+
 def test_masks_combine():
     """A kept token stays kept, whatever mask comes after it."""
     masked = replace(video(), mask=torch.tensor([0.0] * 8 + [1.0] * 16))
@@ -183,6 +188,8 @@ def test_frozen():
         (KeyframeSlots((5,), CLIP), "3 keyframes were given for 1 slots"),
         (KeepMask(CLIP, torch.ones(2, 2, 4), 1.0), "must cover"),
         (TemporalRegion("video", 0.5, 0.5), "empty"),
+        (TemporalRegion("video", 50.0, 60.0), "from 50 s to 60 s touches nothing of the video, which ends at 0.71 s"),
+        (TemporalRegions("video", ((0.0, 0.2), (0.71, 0.8))), "from 0.71 s to 0.8 s touches nothing"),
         (AttentionStrength(Image(IMAGE, 5, 1.0), 1.5), "wanted 0"),
         (AttentionStrength(Image(IMAGE, 5, 1.0), torch.ones(3)), "for 8 appended tokens"),
         (ReferenceAudio(torch.zeros(1, 8, 3, 2), 1.0), "the latent has no audio"),
