@@ -73,10 +73,11 @@ class _Attention(nn.Module):
 def frames_of(seconds: float, frame_rate: float, least: float, most: float, compression: Compression) -> int:
     """Frames on the grid for a predicted length in s, held between `least` and `most` s.
 
-    As ltx_pipelines, except that a least length below one frame counts as one frame there and here on (theirs fails).
+    As ltx_pipelines, except that a least length below one frame counts as one frame there and here on (theirs fails), and
+    that where no length of the grid lies between the two the longest below them is taken (theirs is one no clip can have).
     Raises InputError unless 0 <= least <= most.
     """
     if not 0.0 <= least <= most <= LONGEST:
         raise InputError(f"a length from {least:g} to {most:g} s is no range; min_seconds must be 0 or more and not above max_seconds, such as {LEAST:g} and {MOST:g}.")
     rate = check_frame_rate(frame_rate)
-    return seconds_to_frames(seconds, rate, max(1, round(least * rate)), max(1, round(most * rate)), compression)
+    return compression.snap(seconds_to_frames(seconds, rate, max(1, round(least * rate)), max(1, round(most * rate)), compression))

@@ -10,7 +10,7 @@ from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRe
 from ..ltx25.errors import InputError
 from ..ltx25.extend import extend
 from ..ltx25.moments import parse_stretches
-from .bridge import FRAME_RATE, join, split, with_conditions
+from .bridge import EXTENSION, FRAME_RATE, join, split, with_conditions
 from .encode import encode_soundtrack, sound_of
 from .load import EngineType
 from .run import node_run
@@ -116,5 +116,6 @@ class LTX25Extend(io.ComfyNode):
             raise InputError("The clip is padded for keyframes in segments, and what is added would follow the padding; connect it to LTX-2.5 Temporal Rounds first.")
         longer = extend(parts.video, parts.audio, parts.video_mask, parts.audio_mask, frames, parts.frame_rate or FRAME_RATE, engine.engine.compression)
         out: dict[str, Any] = with_conditions(latent, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else []))
-        out.update(samples=join(longer.video, longer.audio), noise_mask=join(longer.video_mask, longer.audio_mask))
+        mask = join(longer.video_mask, longer.audio_mask)
+        out.update(samples=join(longer.video, longer.audio), noise_mask=mask, **{EXTENSION: mask})
         return io.NodeOutput(out)

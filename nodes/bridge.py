@@ -83,6 +83,19 @@ def split(latent: dict[str, Any]) -> Latents:
     )
 
 
+EXTENSION = "extension"  # key of a LATENT: the noise_mask that LTX-2.5 Extend made
+
+
+def finished(latent: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a LATENT that was sampled to the end: what an extension kept and made is one clip now, without its mask.
+
+    A mask that somebody else put in its place stays, as it does with the host's samplers.
+    """
+    mask = latent.get("noise_mask")
+    used = ("noise_mask", EXTENSION) if mask is not None and mask is latent.get(EXTENSION) else (EXTENSION,)
+    return {key: value for key, value in latent.items() if key not in used}
+
+
 def keyframes_out(latent: torch.Tensor, frames: tuple[int, ...], frame_rate: float, seed: int) -> dict[str, Any]:
     """Keyframes (B, C, count, h, w) as LATENT: clips of one frame, what the VAE knows them as, and where they stand."""
     return {"samples": latent.movedim(2, 1).flatten(0, 1).unsqueeze(2).contiguous(), "keyframes": frames, "frame_rate": frame_rate, "seed": seed}

@@ -12,7 +12,7 @@ from ..ltx25.conditions import KeyframeSlots
 from ..ltx25.engine import Engine, Sampled, SampleJob
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
-from .bridge import Latents, join, keyframes_out, split
+from .bridge import Latents, finished, join, keyframes_out, split
 from .guider import own_guider
 from .run import NodeRun, node_run
 
@@ -125,7 +125,8 @@ class LTX25Sampler(io.ComfyNode):
             run.record.describe(**_facts(engine, job))
             sampled = engine.sample(job, run.watch, profile)
             run.tell(sampled.notices)
-        out = {key: value for key, value in latent.items() if key not in CONSUMED}
+        kept = finished(latent) if job.sigmas[-1] == 0 else latent  # with noise left, the rest of the steps needs the mask
+        out = {key: value for key, value in kept.items() if key not in CONSUMED}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
         return io.NodeOutput(out, report(sampled, run), _keyframes(sampled, parts, out))
 

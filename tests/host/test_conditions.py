@@ -258,6 +258,44 @@ def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, ap
     assert [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
 
 
+def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, inspect):
+    """What an extension made is part of the clip once it is sampled to the end, for the next extension and for a retake."""
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")
+    source = sampler
+    for turn in ("once", "twice"):
+        prompt[f"longer {turn}"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": [source, 0], "frames": 8, "loop": False}}
+        prompt[turn] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": [f"longer {turn}", 0], "seed": 7}}
+        source = turn
+    prompt["again"] = {"class_type": "LTX25Retake", "inputs": {"latent": ["once", 0], "stretches": "0-0.1", "streams": "video"}}
+    prompt["retaken"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": ["again", 0], "seed": 8}}
+    for key, source in (("before", "once"), ("after", "twice"), ("anew", "retaken")):
+        prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": 0, "count": 4, "audio": 26}}
+    before, after, anew = (inspect(prompt, key) for key in ("before", "after", "anew"))
+    run = host.run(prompt)
+    assert run.ok, run.error
+    first, second, third = ([part["digest"] for part in seen(run)["samples"]["nested"]] for seen in (before, after, anew))
+    assert first == second, "25 frames and their sound are as they were"
+    assert third[0] != first[0] and third[1] == first[1]
+
+
+def test_a_clip_that_is_not_sampled_to_the_end_keeps_the_mask_of_its_extension(host, api, find, inspect):
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")
+    prompt["longer"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": [sampler, 0], "frames": 8, "loop": False}}
+    source = "longer"
+    for half, sigmas in (("first half", "1.0, 0.5"), ("second half", "0.5, 0.0")):
+        prompt[f"levels of {half}"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": sigmas}}
+        prompt[half] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": [source, 0], "sigmas": [f"levels of {half}", 0], "sampler": "euler"}}
+        source = half
+    for key, source in (("before", sampler), ("after", "second half")):
+        prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": 0, "count": 3, "audio": 18}}
+    before, after, half = inspect(prompt, "before"), inspect(prompt, "after"), inspect(prompt, "first half")
+    run = host.run(prompt)
+    assert run.ok, run.error
+    assert "noise_mask" in half(run) and [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
+
+
 def test_a7_a_retake_of_the_picture_passes_the_sound_through(host, api, given, find, inspect):
     prompt = api("text_to_video_distilled_tiny")
     load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")

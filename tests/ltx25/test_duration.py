@@ -44,6 +44,11 @@ def test_an_empty_range_is_refused(least, most):
         frames_of(3.0, 24.0, least, most, PUBLISHED_COMPRESSION)
 
 
+@pytest.mark.parametrize(("length", "rate", "frames"), [(1.0, 24.0, 17), (2.0, 24.0, 41), (20.0, 24.0, 473), (20.0, 23.976, 473), (0.1, 24.0, 1)])
+def test_a_range_that_holds_no_length_of_the_grid_gives_the_longest_below(length, rate, frames):
+    assert frames_of(5.0, rate, length, length, PUBLISHED_COMPRESSION) == frames
+
+
 def test_published_file_is_filled_whole(tmp_path):
     header = read_header(write_published("ltx-2.5-duration-head-bf16", tmp_path))
     config = read_duration_config(header)
