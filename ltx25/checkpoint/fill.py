@@ -185,6 +185,7 @@ def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Calla
     for names in _batches(header, destinations):
         raw = {name: _room(header.stored[name], destinations[name].device) for name in names}
         read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read, reread)
+        _check_scales(header, raw)
         for name in names:
             target = destinations[name]
             target.copy_(header.stored[name].format.decode(raw.pop(name), target.dtype).view(target.shape))
@@ -237,6 +238,7 @@ def _read_kept(
             raw[name] = {"weight": torch.empty(info.shape, dtype=_converted(info.dtype, dtype), device=device)}
         destinations |= _named(header, name, raw[name])
     read_tensors(header.raw, destinations, read, reread)
+    _check_scales(header, raw)
     del destinations  # what is merged below shall not be held twice
     return {name: _stack(header, parts, raw, exact) for name, parts in kept.items()}
 
@@ -259,6 +261,26 @@ def _alike(stored: Stored | None) -> tuple[object, ...] | None:
         return None
     info = stored.parts["weight"]
     return stored.format.name, getattr(stored.format, "group", None), info.dtype, info.shape[1:]
+
+
+def _check_scales(header: Header, raw: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Raise FileError for a scale that is NaN or infinite: what comes of it may be finite again, a clip of noise.
+
+    raw: file name -> tensors by role. Reading has just waited for the device, so one look at the answer costs nothing.
+    """
+    scales = {
+        header.stored[name].parts[role].name: tensor
+        for name, room in raw.items()
+        if name in header.stored
+        for role, tensor in room.items()
+        if role != "weight"
+    }
+    if not scales:
+        return
+    finite = torch.stack([tensor.float().isfinite().all() for tensor in scales.values()]).tolist()
+    for name, good in zip(scales, finite, strict=True):
+        if not good:
+            raise FileError(f"{header.name}: {name} holds NaN or infinity, wanted finite scales; download the file again.")
 
 
 def _room(stored: Stored, device: torch.device) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from comfyui_ltx25.kernels import nvfp4_linear
-from comfyui_ltx25.ltx25.checkpoint import check, held_bytes, open_file
+from comfyui_ltx25.ltx25.checkpoint import check, held_bytes, open_file, write_file
 from comfyui_ltx25.ltx25.config.connector import AUDIO, VIDEO
 from comfyui_ltx25.ltx25.config.text import FeatureConfig, TowerConfig
 from comfyui_ltx25.ltx25.config.text_layout import PROJECTION, TextLayout
@@ -240,8 +240,6 @@ def test_l5_a_quantised_file_without_metadata_has_the_widths_of_its_tensors(stor
 
 
 def written(tmp_path, change):
-    from comfyui_ltx25.ltx25.checkpoint import write_file
-
     tensors, metadata = read_all(write_quantised(tiny_files().transformer, tmp_path / "whole.safetensors", "int8"))
     change(tensors, metadata)
     write_file(tmp_path / "changed.safetensors", tensors, metadata)
@@ -290,6 +288,28 @@ def test_marks_that_are_not_understood_are_refused_by_name(what, tmp_path):
         open_file(path)
     message = str(caught.value)
     assert word in message and message.startswith("changed.safetensors") and "\n" not in message and message.count(". ") == 0
+
+
+SCALED = {
+    ("int8", "weight_scale"): float("nan"), ("fp8-weight_scale", "weight_scale"): float("inf"), ("fp8-scale_weight", "scale_weight"): float("nan"),
+    ("nvfp4-bare", "weight_scale"): float("nan"), ("nvfp4-bare", "weight_scale_2"): float("inf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+@pytest.mark.parametrize(("storage", "ending"), SCALED)
+def test_a_scale_that_is_not_finite_is_refused_by_name_when_it_is_read(storage, ending, residency, precision, plain, made, tmp_path):
+    """It may come out as a finite clip of noise. Weights kept as stored, decoded, and read block by block."""
+    tensors, metadata = read_all(made("transformer", storage))
+    name, bad = f"{LAYER}.{ending}", SCALED[storage, ending]
+    wide = tensors[name].float()
+    wide.view(-1)[-1] = bad
+    tensors[name] = wide.to(tensors[name].dtype)
+    write_file(tmp_path / "bad.safetensors", tensors, metadata)
+    engine = open_engine(precision, residency, transformer=tmp_path / "bad.safetensors")
+    with pytest.raises(FileError, match=f"^bad.safetensors: {name} holds NaN or infinity"):
+        sampled(engine, conditioning=plain[0])
 
 
 def test_parameters_of_a_mark_may_be_nested(tmp_path):
