@@ -59,7 +59,7 @@ class LTX25ImageCondition(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latent, image, frame=0, strength=1.0, crf=CRF) -> io.NodeOutput:
-        clip = Clip.of(engine.engine, latent)
+        clip, image = Clip.of(engine.engine, latent), _given(image)
         at = pixel_frame(frame, clip.size.frames)
         if len(image) not in (1, clip.batch):
             raise InputError(f"{len(image)} pictures were given for {clip.batch} clip(s), wanted one, or one for each; use LTX-2.5 Video Condition for the frames of a video.")
@@ -108,7 +108,7 @@ class LTX25VideoCondition(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latent, images, mode="guide", frame=0, strength=1.0, attention=1.0, downscale=0, temporal=0) -> io.NodeOutput:
-        clip = Clip.of(engine.engine, latent)
+        clip, images = Clip.of(engine.engine, latent), _given(images)
         with node_run(engine.engine, bar="encode.video") as run:
             encode = _Encoder(engine.engine, run)
             if mode == "keep":
@@ -187,6 +187,13 @@ class Clip:
         video = _video(parts)
         shape = engine.video_shape(video)
         return Clip(parts, replace(shape, frames=parts.frames(shape.frames)), shape.frames, len(video))
+
+
+def _given(images: torch.Tensor | None) -> torch.Tensor:
+    """The pictures, or InputError where the node before made none: the host hands its None on."""
+    if images is None:
+        raise InputError("no picture was given, because the node it is to come from made none; look at that node, or connect another IMAGE.")
+    return images
 
 
 def _video(parts: Latents) -> torch.Tensor:

@@ -6,6 +6,7 @@ import comfy.model_management as mm
 from comfy_api.latest import io
 
 from ..ltx25.enhance import enhance
+from ..ltx25.errors import InputError
 from .load import EngineType
 from .run import node_run
 
@@ -38,6 +39,8 @@ class LTX25EnhancePrompt(io.ComfyNode):
     def execute(cls, engine, text="", enabled=False, model="", image=None) -> io.NodeOutput:
         if not enabled:
             return io.NodeOutput(text)
+        if not model.strip():
+            raise InputError("no file was given: `model` is empty; give the folder of a generative Gemma, for example of google/gemma-4-E2B-it, or switch enabled off.")
         with node_run(engine.engine, bar="text.enhance") as run:
             mm.free_memory(1e30, engine.engine.device)  # the model comes and goes as a whole: room is made before
             enhanced = enhance(text, Path(model).expanduser(), image, engine.engine.device, run.watch)

@@ -101,9 +101,11 @@ def parse_lora(text: str) -> tuple[Path, float]:
 
 def _pinned(text: str) -> Pinned:
     name, at, place = text.rpartition("@")
-    if not at:
+    if not at or Path(text).is_file():  # an @ may belong to the file's name
         name, place = text, "0"
-    frame, strength = _strength(place) if at else (place, 1.0)
+    if not name.strip():
+        raise InputError(f"image '{text}': no file was given; write it like picture.png@0 or picture.png@-1:0.8.")
+    frame, strength = _strength(place)
     try:
         number = int(frame)
     except ValueError:

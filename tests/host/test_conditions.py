@@ -132,6 +132,16 @@ def test_r6_a_picture_with_nan_is_refused(host, pinned, find):
     assert "not finite" in host.run(prompt).error["exception_message"]
 
 
+@pytest.mark.parametrize("kind, slot", [("LTX25ImageCondition", "image"), ("LTX25VideoCondition", "images")])
+def test_no_picture_is_refused_in_a_sentence(host, api, given, find, kind, slot):
+    prompt = api({"image": "image_to_video_tiny", "images": "reference_video_tiny"}[slot])
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1]", "fill": "nothing"}}
+    prompt[find(prompt, kind)]["inputs"][slot] = ["any", 0]
+    run = host.run(prompt)
+    assert prompt[run.error["node_id"]]["class_type"] == kind
+    assert run.error["exception_message"].startswith("no picture was given"), run.error["exception_message"]
+
+
 def test_r3_two_stage_image_to_video_has_the_size_asked_for(host, api, given, find, inspect):
     """Stage 1 at 64 x 64, pictures again at full size, 128 x 128 x 17 out."""
     prompt = api("two_stage_distilled_tiny")
@@ -386,6 +396,9 @@ def test_e2_x4_the_enhancer_passes_the_prompt_on_unless_it_is_switched_on(host, 
     prompt["longer"]["inputs"].update(enabled=True, model="/nowhere/at/all")
     run = host.run(prompt)
     assert run.status == "error" and ("config.json" in run.error["exception_message"] or "transformers" in run.error["exception_message"])
+    prompt["longer"]["inputs"].update(enabled=True, model=" ")
+    run = host.run(prompt)
+    assert run.status == "error" and run.error["exception_message"].startswith("no file was given: `model` is empty")
 
 
 def test_batch_items_may_have_a_picture_each(host, pinned, find, inspect):

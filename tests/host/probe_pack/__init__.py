@@ -74,7 +74,7 @@ class ProbeFrames(io.ComfyNode):
 
 
 class ProbeImage(io.ComfyNode):
-    """An IMAGE of any shape: seeded noise."""
+    """An IMAGE of any shape: seeded noise. fill nothing: None, as nodes of others have it where they made no picture."""
 
     @classmethod
     def define_schema(cls):
@@ -87,6 +87,8 @@ class ProbeImage(io.ComfyNode):
 
     @classmethod
     def execute(cls, shape, fill="noise"):
+        if fill == "nothing":
+            return io.NodeOutput(None)
         image = torch.rand(json.loads(shape), generator=torch.Generator().manual_seed(0))
         if fill == "nan":
             image.view(-1)[0] = float("nan")

@@ -1,9 +1,11 @@
 """`ltx25 render`: pictures, sound and LoRAs on the command line."""
 
+from pathlib import Path
+
 import av
 import numpy as np
 import pytest
-from comfyui_ltx25.ltx25.cli.told import parse_lora
+from comfyui_ltx25.ltx25.cli.told import Told, parse_lora
 from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, here, refused, rendered, sound_of
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -42,6 +44,15 @@ def test_pictures_stand_at_their_frames_and_the_clip_keeps_its_length(here, pict
     assert not np.array_equal(first, plain) and not np.array_equal(both, first)
 
 
+def test_an_at_sign_in_the_name_of_a_file_that_is_there_names_no_frame(here, picture):
+    """The same picture at the first frame, with and without saying so."""
+    assert Told.read([str(picture)], None, None, None).pictures[0].frame == 0
+    Path(f"{picture}@8").write_bytes(picture.read_bytes())  # also where the name ends like a frame
+    (said,) = Told.read([f"{picture}@-1:0.5"], None, None, None).pictures
+    (named,) = Told.read([f"{picture}@8"], None, None, None).pictures
+    assert (said.frame, said.strength, named.frame, named.strength) == (-1, 0.5, 0, 1.0) and said.picture.equal(named.picture)
+
+
 def test_a_soundtrack_is_in_the_file_as_it_was_and_steers_the_video(here, voice):
     plain = rendered(here, *SMALL, *PLAIN, name="plain.mp4")
     path = rendered(here, *SMALL, *PLAIN, "--audio", str(voice))
@@ -73,7 +84,10 @@ def test_a_lora_is_a_file_and_maybe_a_strength(text, path, strength):
     "arguments, words",
     [
         (("--image", "nowhere.png@0"), "nowhere.png does not exist"),
-        (("--image", "{picture}"), "no frame; write it like picture.png@0"),  # its name has an @
+        (("--image", "nowhere@home.png"), "stands at 'home.png', which is no frame; write it like picture.png@0"),
+        (("--image", ""), "image '': no file was given; write it like picture.png@0"),
+        (("--image", "@0"), "image '@0': no file was given"),
+        (("--image", " @-1:0.5"), "no file was given"),
         (("--image", "{picture}@9"), "frame 9 is not in a clip of 9 frames"),
         (("--image", "{picture}@0:2"), "strength 2, wanted 0 to 1"),
         (("--image", "{text}@0"), "is no picture"),
