@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
+from .fields import wrong_field
 from .header import FORMAT
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,9 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Raises FileError for a file that is no run record, or one of a newer format."""
+    """Raises FileError for what is no run record, one with fields of other types than the writer's, or of a newer format."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for who writes to it
+        raise FileError(f"{path.name} is no file; choose another record.")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -79,10 +83,10 @@ def read_run(path: Path) -> Run:
         raise FileError(f"{path.name} is not a run record; records are the .jsonl files a render writes to its runs folder.")
     if events[0]["format"] > FORMAT:
         raise FileError(f"{path.name} has record format {events[0]['format']}, this version reads up to {FORMAT}; update the pack.")
-    try:
-        return _assembled(path, events, skipped)
-    except (AttributeError, KeyError, TypeError):
-        raise FileError(f"{path.name} has events without the fields this version writes; delete it or choose another record.") from None
+    wrong = wrong_field(events)
+    if wrong is not None:
+        raise FileError(f"{path.name} has no usable {wrong}; delete it or choose another record.")
+    return _assembled(path, events, skipped)
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
@@ -101,7 +105,7 @@ def find_run(folder: Path, name: str) -> Run:
 
     Ages are counted over the records alone: a newer file that is none is told in one line of the log and passed over.
     """
-    paths = sorted(path for path in folder.glob("*.jsonl") if path.is_file()) if folder.is_dir() else []
+    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
     back = re.fullmatch(r"last(?:-(\d+))?", name)
     if back:
         run = _newest(paths, int(back[1] or 0))
@@ -131,17 +135,25 @@ def _newest(paths: Sequence[Path], back: int) -> Run | None:
 
 def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     try:  # one call for the whole file is several times faster than one per line
-        entries = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
+        entries = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]", parse_constant=_finite, parse_float=_finite)
         skipped = 0
     except (ValueError, RecursionError):
         entries, skipped = [], 0
         for line in lines:
             try:
-                entries.append(json.loads(line))
+                entries.append(json.loads(line, parse_constant=_finite, parse_float=_finite))
             except (ValueError, RecursionError):  # the latter: brackets in brackets without end
                 skipped += bool(line.strip())
     events = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("event"), str)]
     return events, skipped + len(entries) - len(events)
+
+
+def _finite(number: str) -> float:
+    """NaN and infinity are no JSON, and nobody can compute with a float too large to be one."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number")
+    return value
 
 
 def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
@@ -156,7 +168,7 @@ def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
         elif event == "phase":
             if entry.get("state") == "open":
                 opened[entry.get("id")] = entry
-            else:
+            elif entry.get("state") == "closed":
                 first = opened.pop(entry.get("id"), {})
                 before = {"device_before": first.get("device_memory"), "host_before": first.get("host_memory")}
                 row = {**_EMPTY, **entry, **before, "start": first.get("t", entry["t"] - entry["wall"])}

@@ -145,7 +145,7 @@ def _title(page: _Page, run: Run) -> None:
 
 def _lanes(run: Run) -> list[tuple[str, list[dict[str, Any]]]]:
     """Phases by depth of nesting."""
-    by_id = {row["id"]: row for row in run.phases}
+    by_id = {row["id"]: row for row in run.phases if row["id"] is not None}
     lanes: list[list[dict[str, Any]]] = []
     for row in sorted(run.phases, key=lambda row: row["start"]):
         depth, parent = 0, by_id.get(row["parent"])

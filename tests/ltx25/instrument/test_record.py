@@ -14,7 +14,9 @@ from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
 from comfyui_ltx25.ltx25.instrument.header import machine, request_facts
 from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.meter import DeviceMeter
+from comfyui_ltx25.ltx25.instrument.plot import plot_run
 from comfyui_ltx25.ltx25.instrument.record import RunRecord
+from comfyui_ltx25.ltx25.instrument.report import record_text
 from comfyui_ltx25.ltx25.instrument.unfinished import mark_unfinished
 
 FOUR = ("cond", "uncond", "stg", "mod")
@@ -319,10 +321,10 @@ def test_a_hundred_thousand_lines_load_in_a_second(tmp_path):
     first = next(i for i, line in enumerate(text) if '"state":"done"' in line)
     record.path.write_text("\n".join([*text[:first], *text[first : first + 2] * 50_000, *text[first + 2 :]]) + "\n")
     seconds = []
-    for _ in range(3):  # the machine may be busy with something else: the best of three
-        begin = time.perf_counter()
+    for _ in range(3):  # the machine may be busy with something else: this process's own seconds, the best of three
+        begin = time.process_time()
         run = read_run(record.path)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert len(run.forwards) == 50_002 and run.skipped == 0
     assert min(seconds) < 1.0
 
@@ -378,14 +380,60 @@ def test_a_line_of_endless_brackets_costs_no_render(tmp_path):
     assert len(skipped) == 1 and "deep.jsonl is not a run record" in skipped[0]
 
 
+HEAD = '{"event":"run","t":0.0,"format":1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"event":"run","t":"x","format":1}', "t of a run line"),
+        ('{"event":"run","format":1}', "t of a run line"),
+        ('{"event":"run","t":0,"format":1,"geometry":{"width":768}}', "geometry of a run line"),
+        ('{"event":"run","t":0,"format":1,"files":[1]}', "files of a run line"),
+        (HEAD + '{"event":"about","t":0,"legs":[1,2]}', "legs of a about line"),
+        (HEAD + '{"event":"end","t":1,"status":"done","wall":"long"}', "wall of a end line"),
+        (HEAD + '{"event":"end","t":1,"status":["done"],"wall":1}', "status of a end line"),
+        (HEAD + '{"event":"phase","t":1,"state":"open","id":[1],"name":"sample"}', "id of a phase line"),
+        (HEAD + '{"event":"phase","t":1,"state":"closed","id":1,"name":"sample","wall":null}', "wall of a phase line"),
+        (HEAD + '{"event":"phase","t":1,"state":"closed","id":1,"parent":1,"name":"sample","wall":1}', "parent of a phase line"),
+        (HEAD + '{"event":"phase","t":1,"state":"closed","id":1,"name":"sample","wall":1,"facts":{"work":[{}]}}', "facts of a phase line"),
+        (HEAD + '{"event":"forward","t":1,"state":"done","id":1,"seconds":[]}', "seconds of a forward line"),
+        (HEAD + '{"event":"forward","t":1,"state":"done","id":1}', "seconds of a forward line"),
+        (HEAD + '{"event":"beat","t":1}\n{"event":"beat","t":"1"}', "t of a beat line"),
+        (HEAD + '{"event":"noise","t":1,"state":[]}', "state of a noise line"),
+        (HEAD + '{"event":"profile","t":1,"group":{}}', "group of a profile line"),
+    ],
+)
+def test_one_record_with_a_wrong_field_hides_no_other(tmp_path, text, field):
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    (tmp_path / "zz-wrong.jsonl").write_text(text + "\n")
+    runs, skipped = read_runs(tmp_path)
+    assert [run.path for run in runs] == [record.path]
+    assert skipped == [f"skipped: zz-wrong.jsonl has no usable {field}; delete it or choose another record."]
+
+
+def test_a_phase_that_no_record_saw_open_is_drawn(tmp_path):
+    """Another listener may cancel while a phase opens: the record is told of its end alone."""
+    with RunRecord(tmp_path, {}) as record:
+        denoise(Watch([record]))
+    text = record.path.read_text().splitlines()
+    lone = {"event": "phase", "t": 0.0, "state": "closed", "id": None, "parent": None, "name": "decode.video", "wall": 0.0}
+    record.path.write_text("\n".join([*text[:-1], json.dumps(lone), text[-1]]) + "\n")
+    run = read_run(record.path)
+    assert [row["name"] for row in run.phases] == ["sample", "decode.video"]
+    assert plot_run(run).width == 1280 and "decode.video" in record_text(run)
+
+
 def test_a_damaged_line_costs_itself_only(tmp_path):
     with RunRecord(tmp_path, {}) as record:
         denoise(Watch([record]))
     text = record.path.read_text().splitlines()
     text[2] = text[2][:20]
+    text[3:3] = ['{"event":"beat","t":NaN}', '{"event":"beat","t":1e999}']
     record.path.write_text("\n".join(text) + "\n")
     run = read_run(record.path)
-    assert run.skipped == 1 and run.status == "done" and len(run.phases) == 1
+    assert run.skipped == 3 and run.status == "done" and len(run.phases) == 1
 
 
 def test_instrument_costs_less_than_one_percent_of_a_10_ms_forward(tmp_path):
