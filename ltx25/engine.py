@@ -97,6 +97,7 @@ class Engine:
         encoders = (opened.headers["text_encoder"], opened.headers["transformer"])  # the latter holds the connectors
         on_disk = prompts_folder() if options.cache == "disk" else None
         self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
+        self._untold = dict(opened.decoded)  # what is still to be said, once
         self._captured = _Captured()
         self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
         self._texts = KeptTexts(sigmas_of("distilled_stage2", STEPS), KEPT_TEXTS)  # 0, its end, is the level of a frozen stream
@@ -187,7 +188,7 @@ class Engine:
         video, audio = self._connect(features.video, features.audio, watch)
         encoded = Conditioning(video, audio, (str(features.tokens) + ".",) if features.tokens.truncated else ())
         self._prompts.put(text, encoded)
-        return replace(encoded, notices=(*encoded.notices, *told))
+        return replace(encoded, notices=(*encoded.notices, *told, *self._decoded(TEXT)))
 
     @torch.inference_mode()
     def connect(self, features: torch.Tensor, watch: Watch) -> Conditioning:
@@ -231,7 +232,7 @@ class Engine:
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
-        notices = (*map(str, self._loras), *ready.notices, *told, *ready.doubts(clip.video))
+        notices = (*map(str, self._loras), *ready.notices, *told, *self._decoded(TRANSFORMER), *ready.doubts(clip.video))
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, notices, texts)
 
     @torch.inference_mode()
@@ -490,6 +491,11 @@ class Engine:
             "seed": job.seed,
             **sample_work(self._opened.dit, plan.plans, tokens, text or context_length(0), batch, **how),
         }
+
+    def _decoded(self, part: str) -> tuple[str, ...]:
+        """That weights were decoded on load, for the first run that used the part; nothing after it."""
+        sentence = self._untold.pop(part, None)
+        return () if sentence is None else (sentence,)
 
     def _recipe_notices(self, job: SampleJob, plan: Denoise) -> list[str]:
         """Dev and distilled files differ in nothing but their weights: only the name tells that the recipe is the other's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -59,7 +60,10 @@ WANTED = {
 
 @dataclass(frozen=True)
 class Opened:
-    """What the headers of one set of files say. `parts` by name, weights not read. precision: the transformer's, for records."""
+    """What the headers of one set of files say. `parts` by name, weights not read. precision: the transformer's, for records.
+
+    decoded: part -> a sentence about weights of it that do not stay as the file has them, where there are such.
+    """
 
     headers: dict[str, Header]
     tower: TowerConfig
@@ -69,6 +73,7 @@ class Opened:
     audio: AudioConfig
     parts: dict[str, Part]
     precision: str
+    decoded: dict[str, str]
 
 
 def open_parts(files: Files, device: torch.device, precision: str = "auto", residency: str = "auto") -> Opened:
@@ -99,7 +104,11 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
         AUDIO_VAE: [Piece("decoder", lambda: SoundDecoder(audio), headers["audio_vae"], "", torch.float32, AUDIO_UNUSED, ())],
     }
     parts = {name: Part(name, some, device, residency) for name, some in pieces.items()}
-    return Opened(headers, tower, dit, connectors, video, audio, parts, _precision(transformer, held, compute))
+    said = {TEXT: _decoded(text_encoder, Held.EXACT, compute), TRANSFORMER: _decoded(transformer, held, compute)}
+    decoded = {name: sentence for name, sentence in said.items() if sentence}
+    for sentence in decoded.values():
+        log.info("%s", sentence)
+    return Opened(headers, tower, dit, connectors, video, audio, parts, _precision(transformer, held, compute), decoded)
 
 
 def _precision(header: Header, held: Held, compute: torch.dtype) -> str:
@@ -109,11 +118,17 @@ def _precision(header: Header, held: Held, compute: torch.dtype) -> str:
     return "+".join(sorted(kept)) if kept else str(compute).removeprefix("torch.")
 
 
+def _decoded(header: Header, held: Held, compute: torch.dtype) -> str | None:
+    every = Counter(stored.format.name for stored in header.stored.values())
+    decoded = Counter(stored.format.name for stored in header.stored.values() if not stored.format.stays(held))
+    if not decoded:
+        return None
+    told = [f"its {name} weights" if count == every[name] else f"{count} of its {every[name]} {name} weights" for name, count in sorted(decoded.items())]
+    return f"{header.name}: {' and '.join(told)} are decoded to {str(compute).removeprefix('torch.')} when they are loaded, not multiplied as stored."
+
+
 def _transformer_piece(header: Header, config: DiTConfig, compute: torch.dtype, held: Held) -> Piece:
     blocks = replace(DIT_BLOCKS, in_fp8=fp8_layers) if held is Held.FP8 else DIT_BLOCKS
-    decoded = sorted({stored.format.name for stored in header.stored.values() if not stored.format.stays(held)})
-    if decoded:
-        log.info("%s: %s weights are decoded to %s when they are loaded.", header.name, " and ".join(decoded), compute)
     return Piece("dit", lambda: DiT(config), header, transformer_prefix(header), compute, CONNECTOR_TENSORS, KEEP_STORED, held, blocks)
 
 

@@ -149,17 +149,22 @@ def test_a_gguf_transformer_and_text_encoder(coarse, plain, tmp_path):
     assert max(off(got.video, plain[1].video), off(got.audio, plain[1].audio)) < GGUF[coarse]
 
 
+@pytest.mark.parametrize(("coarse", "stays"), [("Q8_0", True), ("Q6_K", False)])
 @pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_matrices_that_a_gguf_cut_into_other_rows_are_what_they_were(residency, plain, tmp_path):
-    """Also merged with others, kept as stored where their own rows are whole blocks and decoded where they are not."""
+def test_matrices_that_a_gguf_cut_into_other_rows_are_what_they_were(coarse, stays, residency, plain, tmp_path):
+    """Also merged with others. Kept as stored where their own rows are whole blocks, and decoded where they are not."""
     pytest.importorskip("gguf")
-    path = write_gguf(tiny_files().transformer, tmp_path / "flat.gguf", flat=True)
+    path = write_gguf(tiny_files().transformer, tmp_path / "flat.gguf", coarse, flat=True)
     header = open_file(path)
-    cut = [stored for name, stored in header.stored.items() if header.tensors[name].shape[-1] % 256]
-    assert {stored.format.stays(Held.EXACT) for stored in cut} == {True, False}
+    name = "transformer_blocks.0.attn1.to_q.weight"
+    assert header.tensors[name].shape[1] % 256 and header.stored[name].format.stays(Held.EXACT) is stays
     kept, decoded = (sampled(open_engine(precision, residency, transformer=path), conditioning=plain[0]) for precision in ("auto", "bf16"))
     assert off(kept.video, decoded.video) < 1e-5 and off(kept.audio, decoded.audio) < 1e-5
     assert off(kept.video, plain[1].video) < GGUF["Q6_K"]
+    every = [stored.format for stored in header.stored.values() if stored.format.name == f"GGUF {coarse}"]
+    count = sum(not one.stays(Held.EXACT) for one in every)
+    told = [notice for notice in kept.notices if "decoded" in notice]
+    assert len(told) == (count > 0) and all(f"{count} of its {len(every)} GGUF {coarse} weights are decoded to float32" in one for one in told)
 
 
 @pytest.mark.parametrize("storage", ["int8", "fp8-weight_scale"])
@@ -219,6 +224,20 @@ def test_nvfp4_stays_as_stored_where_the_device_multiplies_it(plain, made, monke
     got = sampled(engine, conditioning=plain[0])
     assert len(calls) == 2 * sum(map(nvfp4_linear.fits, (one.values for one in kept)))
     assert off(got.video, wanted.video) > 0.01 and off(got.video, plain[1].video) < 1.5 * CLIP["nvfp4"]
+
+
+def test_l10_weights_that_are_decoded_on_load_are_told_once_with_the_run(plain, made):
+    nvfp4 = {slot: made(slot, "nvfp4-bare") for slot in ("transformer", "text_encoder")}
+    engine = open_engine(**nvfp4)
+    encoded = engine.encode("A cat on a table.", WATCH)
+    end = "its nvfp4 weights are decoded to float32 when they are loaded, not multiplied as stored."
+    assert encoded.notices == (f"text_encoder-nvfp4-bare.safetensors: {end}",)
+    assert f"transformer-nvfp4-bare.safetensors: {end}" in sampled(engine, conditioning=encoded).notices
+    again = engine.encode("A dog.", WATCH), engine.encode("A cat on a table.", WATCH), sampled(engine.with_loras([]), conditioning=encoded)
+    assert not any("decoded" in notice for one in again for notice in one.notices)
+    int8 = made("transformer", "int8")
+    kept, dense = (sampled(open_engine(precision, transformer=int8), conditioning=plain[0]).notices for precision in ("auto", "bf16"))
+    assert not any("decoded" in notice for notice in kept) and any("its int8 weights are decoded" in notice for notice in dense)
 
 
 @pytest.mark.parametrize("storage", ["int8", "fp8-weight_scale", "nvfp4-bare"])
