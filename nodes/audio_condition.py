@@ -38,7 +38,7 @@ class LTX25AudioCondition(io.ComfyNode):
                     default="soundtrack",
                     tooltip="soundtrack: this sound is the clip's, bit for bit, and the video is made to it. voice: new sound is made that resembles this voice.",
                 ),
-                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="voice: 1 shows the voice as it is, lower as a noisier memory of it. Not read for a soundtrack."),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="voice: 1 shows the voice as it is, lower as a noisier memory of it. 0 shows nothing of it: free sound is made in its place, which the clip hears. Not read for a soundtrack."),
             ],
             outputs=[io.Latent.Output("latent", tooltip="The clip with this sound, for LTX-2.5 Sampler. Save the video with your own sound: it is better than any decoded one.")],
         )

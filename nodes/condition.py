@@ -45,7 +45,7 @@ class LTX25ImageCondition(io.ComfyNode):
                     max=8192,
                     tooltip="The frame of the video it stands at, from 0. Negative counts from the end: -1 is the last frame.",
                 ),
-                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="1: the frame is this picture. Lower: it may be changed. 0: no effect."),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="1: the frame is this picture. Lower: it may be changed. 0: at frame 0 no effect; elsewhere a free frame is made beside the clip, which sees it."),
                 io.Int.Input(
                     "crf",
                     default=CRF,
@@ -91,7 +91,7 @@ class LTX25VideoCondition(io.ComfyNode):
                     "stays exactly as it is and only the sound is made.",
                 ),
                 io.Int.Input("frame", default=0, min=-8193, max=8192, tooltip="guide: where the frames begin, from 0; negative counts from the end of the clip."),
-                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="guide, reference: 1 shows the video as it is, lower as a noisier memory of it."),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="guide, reference: 1 shows the video as it is, lower as a noisier memory of it. 0 shows nothing of it: free frames are made in its place, which the clip sees."),
                 io.Float.Input(
                     "attention",
                     default=1.0,

@@ -30,7 +30,7 @@ class LTX25LatentReference(io.ComfyNode):
             inputs=[
                 io.Latent.Input("latent", tooltip="The clip that is made, for example the reference after LTX-2.5 Latent Upscale."),
                 io.Latent.Input("reference", tooltip="The smaller render, from LTX-2.5 Sampler. Its sides must be a whole number of times smaller, 2 for the published LoRA."),
-                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="1 shows it as it is, lower as a noisier memory of it."),
+                io.Float.Input("strength", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="1 shows it as it is, lower as a noisier memory of it. 0 shows nothing of it: free frames are made in its place, which the clip sees."),
             ],
             outputs=[io.Latent.Output("latent", tooltip="The clip with the reference noted. The sampler's result has the clip's own length.")],
         )

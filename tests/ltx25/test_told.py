@@ -159,6 +159,30 @@ def test_f7_what_is_shown_beside_the_clip_is_gone_from_it_and_inputs_stay(engine
     assert (made.keyframes is not None) == isinstance(item, KeyframeSlots)
 
 
+def test_strength_0_at_frame_0_is_no_picture_at_all(engine, job):
+    shown = engine.sample(replace(job, conditions=(Image(torch.randn(1, 128, 1, 2, 3), 0, 0.0),)), Watch())
+    plain = engine.sample(job, Watch())
+    assert torch.equal(shown.video, plain.video) and torch.equal(shown.audio, plain.audio)
+
+
+@pytest.mark.parametrize(
+    "of, shape",
+    [
+        (lambda latent: Image(latent, 9, 0.0), (1, 128, 1, 2, 3)),
+        (lambda latent: KeyframeIndex(latent, 0, 0.0, 9), (1, 128, 2, 2, 3)),
+        (lambda latent: Reference(latent, 0.0, 1, 1), (1, 128, 3, 2, 3)),
+        (lambda latent: ReferenceAudio(latent, 0.0), (1, 8, 7, 16)),
+    ],
+    ids=["picture", "guide", "reference", "voice"],
+)
+def test_strength_0_beside_the_clip_shows_nothing_but_what_is_made_there_is_seen(engine, job, of, shape):
+    """As officially: the tokens stay, so the clip differs from one without; their content does not count."""
+    item, other = of(torch.randn(shape)), of(torch.randn(shape))
+    made, again, plain = (engine.sample(replace(job, conditions=told), Watch()) for told in ((item,), (other,), ()))
+    assert torch.equal(made.video, again.video) and torch.equal(made.audio, again.audio)
+    assert not torch.equal(getattr(made, item.stream), getattr(plain, item.stream))
+
+
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
     """Item 1 of a batch of two, each with its picture, equals a run alone with seed + 1 (1e-5: other matrix shapes)."""
     pictures = torch.randn(2, 128, 1, 2, 3)
