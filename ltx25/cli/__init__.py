@@ -14,6 +14,7 @@ from ..device import is_out_of_memory
 from ..errors import LTX25Error
 from ..switches import check_switches
 from . import decode, plan, render, runs, tiny
+from .arguments import Parser
 
 COMMANDS = (render, decode, plan, runs, tiny)
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(prog="ltx25", description="LTX-2.5: video with sound from text.")
+    whole = Parser(prog="ltx25", description="LTX-2.5: video with sound from text.")
     subparsers = whole.add_subparsers(dest="command", metavar="command", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from ..dit import check_fp8
 from ..errors import InputError
@@ -23,6 +21,7 @@ from ..instrument.plan_text import (
 from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
+from .arguments import parsed
 from .render import DEFAULTS, FLAGS, OPTIONS, SLOTS, TINY_DEFAULTS, chosen_device, chosen_files, flag, flag_takes
 from .runs import runs_folder
 
@@ -41,9 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--frames", type=int, help=f"8 n + 1 (default {DEFAULTS['frames']} [{TINY_DEFAULTS['frames']}])")
     size = f"{DEFAULTS['width']}x{DEFAULTS['height']} [{TINY_DEFAULTS['width']}x{TINY_DEFAULTS['height']}]"
     parser.add_argument("--size", metavar="WxH", help=f"px, multiples of 32 (default {size})")
-    parser.add_argument("--budget", type=_parsed(parse_seconds), metavar="TIME", help="time there is: 90s, 10m, 1.5h")
-    parser.add_argument("--memory", type=_parsed(parse_bytes), metavar="SIZE", help="device memory there is: 24G (default: what is free); on a CPU it is the host's")
-    parser.add_argument("--host-memory", type=_parsed(parse_bytes), metavar="SIZE", help="host memory there is (default: what is free)")
+    parser.add_argument("--budget", type=parsed(parse_seconds), metavar="TIME", help="time there is: 90s, 10m, 1.5h")
+    parser.add_argument("--memory", type=parsed(parse_bytes), metavar="SIZE", help="device memory there is: 24G (default: what is free); on a CPU it is the host's")
+    parser.add_argument("--host-memory", type=parsed(parse_bytes), metavar="SIZE", help="host memory there is (default: what is free)")
     for name, (kind, text) in FLAGS.items():
         if name not in LEFT_OUT:
             parser.add_argument(flag(name), help=text or None, **flag_takes(name, kind))
@@ -100,15 +99,3 @@ def _request(arguments: argparse.Namespace, models: Models) -> Request:
         given["negative"] = None  # nothing would use it
     given.setdefault("stg_blocks", usual_stg_blocks(models.dit.layers))
     return Request(prompt="plan", compression=models.compression, **given)
-
-
-def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """For argparse, which shows the words of its own error type only."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert

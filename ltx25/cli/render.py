@@ -27,6 +27,7 @@ from ..sampler import SAMPLERS
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
+from .arguments import parsed
 from .finish import checked_output, finish, keeping, tell
 from .runs import DEFAULT_RUNS, runs_folder
 from .told import MODES, Told, parse_lora
@@ -63,7 +64,7 @@ FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "schedule": (str, f"{', '.join(SCHEDULES)}"),
     "steps": (int, "of schedule ltx2"),
     "sampler": (str, f"{', '.join(SAMPLERS)}"),
-    "sigmas": (parse_sigmas, "noise levels of your own, with commas; win over schedule and steps"),
+    "sigmas": (parsed(parse_sigmas), "noise levels of your own, with commas; win over schedule and steps"),
     "eta": (float, "fresh noise of the ancestral sampler, 0 to 1"),
     "token_shift": (bool, "noise levels of ltx2 by the number of tokens of the clip"),
 }
@@ -203,7 +204,7 @@ def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
     if arguments.tiny:
         raise InputError("--tiny brings its own files; leave out either it or the paths.")
     if missing:
-        raise InputError(f"{' and '.join(missing)} is missing: name all four files, or none for the tiny checkpoint.")
+        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: name all four files, or none for the tiny checkpoint.")
     return Files(**named), False
 
 

@@ -20,11 +20,30 @@ def test_help_names_every_command(capsys):
         assert command.__name__.rsplit(".", 1)[1] in text
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["render"], ["render", "--prompt", "a"], ["tiny"]])
-def test_a_wrong_command_line_ends_in_2(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "ltx25: the following arguments are required: command; see `ltx25 --help`."),
+        (["nothing"], "ltx25: command: invalid choice: 'nothing' "),
+        (["render"], "ltx25 render: the following arguments are required: --prompt, -o/--output; see `ltx25 render --help`."),
+        (["tiny"], "ltx25 tiny: the following arguments are required: DIR; see `ltx25 tiny --help`."),
+        (["tiny", "x", "y"], "ltx25: unrecognized arguments: y; see `ltx25 --help`."),
+        (["tiny", "x", "--seed", "1.5"], "ltx25 tiny: --seed: '1.5' is not a whole number; write it like 8."),
+        (["render", "--seed", "1.5"], "ltx25 render: --seed: '1.5' is not a whole number; write it like 8."),
+        (["render", "--video-cfg", "much"], "ltx25 render: --video-cfg: 'much' is not a number; write it like 0.7."),
+        (["render", "--sigmas", "abc"], "ltx25 render: --sigmas: sigmas 'abc' is not a list of numbers; write them like 1,0.725,0.42,0."),
+        (["plan", "--sigmas", "abc"], "ltx25 plan: --sigmas: sigmas 'abc' is not a list of numbers; write them like 1,0.725,0.42,0."),
+        (["plan", "--budget", "abc"], "ltx25 plan: --budget: 'abc' is no time; write it like 90s, 10m or 1.5h."),
+        (["plan", "--memory", "foo"], "ltx25 plan: --memory: 'foo' is no memory size; write it like 24G."),
+        (["plan", "--legs", "none"], "ltx25 plan: --legs: invalid choice: 'none' "),
+        (["runs", "fly"], "ltx25 runs: {show,plot,compare,fit}: invalid choice: 'fly' "),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_one_sentence_and_code_2(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
-    assert ended.value.code == 2 and "usage: ltx25" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.startswith(sentence) and shown.endswith(".\n") and shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [(InputError("steps 0 is too few."), 2, "ltx25 tiny: steps 0 is too few."), (KeyboardInterrupt(), 130, "cancelled")])

@@ -270,7 +270,7 @@ def test_quiet_shows_the_result_alone(here, capsys):
         (("--sigmas", "0,1"), "sigma"),
         (("--device", "warp"), "device 'warp'"),
         (("--precision", "fp8"), "precision fp8 needs a card"),
-        (("--transformer", "x.safetensors"), "--text-encoder and --video-vae and --audio-vae is missing"),
+        (("--transformer", "x.safetensors"), "--text-encoder and --video-vae and --audio-vae are missing"),
         (("--tiny", *files()), "--tiny brings its own files"),
         (files(audio_vae="/nowhere/a.safetensors"), "/nowhere/a.safetensors does not exist"),
     ],
