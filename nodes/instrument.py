@@ -76,7 +76,7 @@ class PlanLTX25Render(io.ComfyNode):
     ) -> io.NodeOutput:
         model = engine.engine
         models = Models.of(model.opened)
-        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched)
+        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False)
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
         budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(

@@ -108,8 +108,12 @@ class Plan:
 class Planner:
     """Predicts for one model on one device. `runs`: records, of any device; those of this one and this model are used."""
 
-    def __init__(self, models: Models, device: torch.device, runs: Sequence[Run], batched: bool | None = None, speed: Speed | None = None) -> None:
-        """`batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None."""
+    def __init__(
+        self, models: Models, device: torch.device, runs: Sequence[Run], batched: bool | None = None, speed: Speed | None = None, writes: bool = True
+    ) -> None:
+        """`batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
+        `writes`: the render writes its clip (mux); of a host's graph another node does, and no record says how long it takes.
+        """
         self.models, self.device = models, device
         self._name = device_name(device)
         self._batched = device.type != "cpu" if batched is None else batched
@@ -119,6 +123,7 @@ class Planner:
         self._rates = phase_rates(self._runs, self._name)
         self._memory = footprints(self._runs, models)
         self._given_speed = speed
+        self._writes = writes
 
     @property
     def has_records(self) -> bool:
@@ -148,8 +153,9 @@ class Planner:
             self._sampling(groups, latent.tokens, sound.tokens, text, batch),
             self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
             self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch),
-            self._phase("mux", pixels, None),
         ]
+        if self._writes:
+            phases.append(self._phase("mux", pixels, None))
         rows = max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
         device, host = self._peaks(Footprint(latent, sound, rows, batch), budget)
         forwards = sum(len(plan.legs) * n for plan, n in groups.items())

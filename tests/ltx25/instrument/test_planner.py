@@ -208,6 +208,14 @@ def test_the_sentence_before_the_first_forward_says_how_far_off_it_can_be(tmp_pa
     assert re.fullmatch(r"about \d+ s predicted, \d+ s to \d+ s possible \(1 geometry in proportion, not a law\)", forecaster(tmp_path, CARD)(large))
 
 
+def test_a_clip_that_another_node_writes_is_planned_without_its_writing(planner):
+    """No run of a host's graph has a mux phase: a plan that waited for its records would never know its range."""
+    runs, models = planner._runs, planner.models
+    whole, graph = (Planner(models, CARD, runs, True, SPEED, writes).plan(request(1024, 576, 49)) for writes in (True, False))
+    assert [phase.name for phase in whole.phases] == [*(phase.name for phase in graph.phases), "mux"]
+    assert graph.seconds == pytest.approx(whole.seconds - whole.phases[-1].seconds)
+
+
 def test_other_legs_serve_where_these_have_no_record(planner):
     distilled = request(1024, 576, 49, schedule="distilled", negative=None, video_cfg=1.0, audio_cfg=1.0, video_stg=0.0, audio_stg=0.0,
                         video_modality=1.0, audio_modality=1.0)  # fmt: skip
