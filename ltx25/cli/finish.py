@@ -15,6 +15,7 @@ from ..errors import LTX25Error
 from ..exr import check_folder, write_exr
 from ..hdr import SDR
 from ..instrument import RunRecord, Watch
+from ..instrument.units import counted
 from ..kept import Kept
 from ..mux import check_output, write_video
 from ..shapes import clip_samples
@@ -62,5 +63,5 @@ def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRec
         path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
         seed = kept.seed + item
         write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": str(record.path or "")}, watch)
-        lines.append(f"{path}: {clip.frames} frames of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")
+        lines.append(f"{path}: {counted(clip.frames, 'frame')} of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")
     return lines

@@ -15,7 +15,7 @@ from ..instrument.law import Law
 from ..instrument.plot import plot_run
 from ..instrument.report import clip_text, law_lines, record_text, steps_text
 from ..instrument.table import aligned
-from ..instrument.units import rate_text, seconds_text
+from ..instrument.units import counted, rate_text, seconds_text
 
 DEFAULT_RUNS = "ltx25_runs"
 
@@ -121,7 +121,7 @@ def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measu
             variable = f"{seconds_text(1e6 * rate.per_unit)} per megapixel"
         else:
             variable = f"{seconds_text(rate.per_unit)} per {rate.unit}"
-        rows.append((f"  {name}", fixed, variable, f"{rate.samples} phase{'s' if rate.samples > 1 else ''}, {rate.sizes} size{'s' if rate.sizes > 1 else ''}{note}"))
+        rows.append((f"  {name}", fixed, variable, f"{counted(rate.samples, 'phase')}, {counted(rate.sizes, 'size')}{note}"))
     return [f"around the forwards on {device}:", *aligned(rows, left=(0, 3)).splitlines()]
 
 

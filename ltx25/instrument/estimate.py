@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .units import seconds_text
+from .units import counted, seconds_text
 from .watch import Phase
 
 RECENT = 8  # groups of a kind the median is taken over: follows a card that heats up, outlives one hiccup
@@ -97,7 +97,7 @@ class Left:
     steps: int
 
     def __str__(self) -> str:
-        return f"about {seconds_text(self.seconds, rough=True)} left (from {self.steps} step{'' if self.steps == 1 else 's'})"
+        return f"about {seconds_text(self.seconds, rough=True)} left (from {counted(self.steps, 'step')})"
 
 
 class Estimate:

@@ -10,7 +10,7 @@ from ..shapes import PUBLISHED_COMPRESSION, Compression
 from .models import Models
 from .planner import Budget, Plan, Planner
 from .table import aligned
-from .units import bytes_text, seconds_text
+from .units import bytes_text, counted, seconds_text
 
 PUBLISHED_STG = "28"
 
@@ -19,8 +19,8 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
     """A plan as plain text: what it is of, phases with what each number rests on, peaks, and whether it fits."""
     request = plan.request
     lines = [
-        f"plan for {request.width}x{request.height}, {request.frames} frames at {request.frame_rate:g}/s: "
-        f"{plan.tokens[0]} + {plan.tokens[1]} tokens, {plan.forwards} forwards, with {models.name}",
+        f"plan for {request.width}x{request.height}, {counted(request.frames, 'frame')} at {request.frame_rate:g}/s: "
+        f"{plan.tokens[0]} + {plan.tokens[1]} tokens, {counted(plan.forwards, 'forward')}, with {models.name}",
         *plan.notes,
         "",
     ]
@@ -89,7 +89,7 @@ def _largest_lines(fits: list[Plan]) -> list[str]:
         r = plan.request
         memory = f", {bytes_text(plan.device)} device memory" if plan.device is not None else ""
         lines.append(
-            f"  {r.width}x{r.height}, {r.frames} frames ({r.frames / r.frame_rate:.1f} s): {sum(plan.tokens)} tokens, "
+            f"  {r.width}x{r.height}, {counted(r.frames, 'frame')} ({r.frames / r.frame_rate:.1f} s): {sum(plan.tokens)} tokens, "
             f"about {seconds_text(plan.seconds, rough=True)}{memory}, {bytes_text(plan.host)} host memory"
         )
     return lines
@@ -98,4 +98,4 @@ def _largest_lines(fits: list[Plan]) -> list[str]:
 def _refusal_lines(smallest: Plan, budget: Budget) -> list[str]:
     r = smallest.request
     why = "; ".join(smallest.beyond(budget)) or "no size of this shape fits"
-    return [f"nothing fits, not even {r.width}x{r.height}, {r.frames} frame: {why}", "give more time or memory, fewer steps, or another device"]
+    return [f"nothing fits, not even {r.width}x{r.height}, {counted(r.frames, 'frame')}: {why}", "give more time or memory, fewer steps, or another device"]

@@ -31,7 +31,7 @@ from .history import Run
 from .memory import device_free, device_total, host_free, host_now
 from .models import Models
 from .selftest import Speed, self_test
-from .units import bytes_text, rate_text, seconds_text
+from .units import bytes_text, counted, rate_text, seconds_text
 from .work import TERA, group_kind
 
 PROMPT_TOKENS = 200  # of a prompt nobody has written yet
@@ -201,7 +201,7 @@ class Planner:
     def _phase(self, name: str, units: float, flops: float | None, times: int = 1) -> Expected:
         rate = self._rates.get(name)
         if rate is not None:
-            basis = f"{rate.samples} phase{'s' if rate.samples > 1 else ''} of {rate.sizes} size{'s' if rate.sizes > 1 else ''} measured here"
+            basis = f"{counted(rate.samples, 'phase')} of {counted(rate.sizes, 'size')} measured here"
             outside = not rate.least <= units <= rate.most and not name.startswith("load")  # a file is read at one rate
             between = rate.between(units)
             ends = None if between is None else (times * between[0], times * between[1])

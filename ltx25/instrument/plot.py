@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from .history import Run
-from .units import bytes_text, seconds_text
+from .units import bytes_text, counted, seconds_text
 
 WIDTH = 1280  # px
 MARGIN = 24
@@ -134,10 +134,10 @@ class _Page:
 def _title(page: _Page, run: Run) -> None:
     header = run.header
     clip = header.get("geometry") or {}
-    size = f"{clip['width']}x{clip['height']}, {clip['frames']} frames at {clip.get('frame_rate', 0):g}/s" if clip.get("width") else ""
+    size = f"{clip['width']}x{clip['height']}, {counted(clip['frames'], 'frame')} at {clip.get('frame_rate', 0):g}/s" if clip.get("width") else ""
     stopped = f", stopped in {run.where}" if run.status != "done" else ""
     steps = next((event["facts"].get("steps") for event in run.of("phase") if event.get("name") == "sample" and event.get("facts")), None)
-    size += f", {steps} steps" if steps else ""
+    size += f", {counted(steps, 'step')}" if steps else ""
     page.text(MARGIN, MARGIN - 6, f"{run.status} in {seconds_text(run.wall)}{stopped}", INK if run.status == "done" else STOPPED)
     page.text(MARGIN, MARGIN + TEXT + 1, ", ".join(part for part in (size, str(header.get("device", ""))) if part))
     page.text(MARGIN, MARGIN + 2 * TEXT + 8, f"{run.name}, pack {header.get('pack') or '-'}, torch {header.get('torch') or '-'}", FAINT)

@@ -8,7 +8,7 @@ from .costs import Measured
 from .history import Run
 from .law import Law
 from .table import aligned, phase_table
-from .units import bytes_text, seconds_text
+from .units import bytes_text, counted, seconds_text
 
 
 def record_text(run: Run) -> str:
@@ -31,7 +31,7 @@ def record_text(run: Run) -> str:
     if run.end.get("error"):
         lines.append(f"error: {run.end['error']}")
     if run.skipped:
-        lines.append(f"{run.skipped} damaged line{'s' if run.skipped > 1 else ''} skipped")
+        lines.append(f"{counted(run.skipped, 'damaged line')} skipped")
     return "\n".join(lines)
 
 
@@ -59,7 +59,7 @@ def law_lines(law: Law | str, measured: Measured) -> list[str]:
                 f"{point.linear + point.attention:.4g}",
                 seconds_text(point.seconds),
                 f"{100 * point.spread:.1f} %",
-                f"{point.groups} in {point.runs} run{'s' if point.runs > 1 else ''}",
+                f"{point.groups} in {counted(point.runs, 'run')}",
                 *(f"{100 * error:+.1f} %" for error in errors),
             )
         )
@@ -77,14 +77,14 @@ def clip_text(run: Run) -> str:
     if not clip.get("width"):
         return "no clip size" if not clip.get("frame_rate") else "sound only"
     batch = f" x {clip['batch']}" if (clip.get("batch") or 1) > 1 else ""
-    return f"{clip['width']}x{clip['height']}, {clip['frames']} frames at {clip['frame_rate']:g}/s{batch}"
+    return f"{clip['width']}x{clip['height']}, {counted(clip['frames'], 'frame')} at {clip['frame_rate']:g}/s{batch}"
 
 
 def steps_text(run: Run) -> str:
     """Steps and legs in one phrase."""
     legs = _sample_facts(run).get("legs") or run.header.get("legs") or []
     steps = _sample_facts(run).get("steps") or run.header.get("steps")
-    return f"{steps} steps of {'+'.join(legs)}" if steps and legs else "no steps"
+    return f"{counted(steps, 'step')} of {'+'.join(legs)}" if steps and legs else "no steps"
 
 
 def _sample_facts(run: Run) -> dict[str, Any]:

@@ -47,3 +47,8 @@ def rate_text(bytes_per_second: float | None) -> str:
     if bytes_per_second >= 1e9:
         return f"{bytes_per_second / 1e9:.1f} GB/s"
     return f"{bytes_per_second / 1e6:.0f} MB/s"
+
+
+def counted(number: int, thing: str) -> str:
+    """1, "frame" -> "1 frame"; 9, "frame" -> "9 frames"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -22,6 +22,7 @@ from comfyui_ltx25.ltx25.instrument.plan_text import (
     plan_text,
 )
 from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
+from comfyui_ltx25.ltx25.instrument.report import clip_text, steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.parts import Files, open_parts
 from comfyui_ltx25.ltx25.request import Request
@@ -353,3 +354,10 @@ def test_records_of_the_same_precision_go_first_and_others_are_named(tmp_path, m
     only = [run for run in runs if "fp8" not in run.path.name]
     other = next(phase for phase in Planner(published(CARD, True), CARD, only, True, SPEED).plan(request(*SIZES[1])).phases if phase.name == "sample")
     assert other.seconds == pytest.approx(seconds[1]) and "in another precision" in other.basis and other.extrapolated
+
+
+def test_one_is_one_frame_one_step_and_one_forward(bare, tmp_path, monkeypatch):
+    single = request(64, 64, 1, steps=1, negative=None, video_cfg=1.0, audio_cfg=1.0, video_stg=0.0, audio_stg=0.0, video_modality=1.0, audio_modality=1.0)
+    assert plan_text(bare.plan(single), bare.models, NO_LIMIT).startswith("plan for 64x64, 1 frame at 24/s: 4 + 1 tokens, 1 forward, with ")
+    run = read_run(render(tmp_path, Clock(monkeypatch), 64, 64, 1, steps=1).path)
+    assert clip_text(run) == "64x64, 1 frame at 24/s" and steps_text(run) == "1 step of cond+uncond+stg+mod"
