@@ -6,6 +6,7 @@ from comfyui_ltx25.ltx25.checkpoint import open_file, write_file
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError, InputError
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, Lora, apply, reference_factor, targets
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
 from comfyui_ltx25.ltx25.lora.change import weight_of
@@ -280,6 +281,23 @@ def test_streamed_blocks_carry_their_lora(base, lora, contexts):
     wanted = sampled(resident.with_loras([(lora, 1.0)]), conditioning=contexts)
     assert same(sampled(stream.with_loras([(lora, 1.0)]), conditioning=contexts), wanted)
     assert same(sampled(stream, conditioning=contexts), plain)
+
+
+@pytest.mark.parametrize(("residency", "reads"), [("resident", 1), ("stream", 3)])
+def test_stages_of_other_strengths_read_the_transformer_again_only_where_it_is_streamed(residency, reads, base, lora, contexts):
+    """As tooltip and help page say: beside the first load, one for each stage with another LoRA or none."""
+    opened_phases = []
+
+    class Listener(Sink):
+        def opened(self, phase):
+            opened_phases.append(phase.name)
+
+    engine = open_engine("auto", residency, transformer=base)
+    part, watch = engine.opened.parts["transformer"], Watch([Listener()])
+    for strength in (0.25, 0.5, 0.5, 0.0):
+        engine.with_loras([(lora, strength)])._adapted(watch)
+        part.load(watch)
+    assert opened_phases.count("load.read") == reads
 
 
 def test_blocks_that_leave_and_come_back_have_the_lora_that_was_put_on_after_the_first_load(base, lora, contexts):

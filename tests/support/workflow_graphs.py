@@ -254,8 +254,8 @@ def workflows(negative: str) -> dict[str, tuple[Nodes, Links]]:
     dev, distilled = _note(DEV, "The dev file wants 30 guided steps: the values in LTX-2.5 Guider are the official ones."), _note(DISTILLED, _DISTILLED)
     two = f"{_DISTILLED} Stage 1 runs at half the size, the latent is upscaled, stage 2 refines it in three steps: the fastest way to a large clip."
     halves = (
-        "Stage 1 is guided, at half the size; stage 2 refines the upscaled clip in three steps with the distilled LoRA on the same transformer, "
-        "which is not loaded again. The sound is that of stage 1."
+        "Stage 1 is guided, at half the size; stage 2 refines the upscaled clip in three steps with the distilled LoRA on the same transformer. "
+        "The sound is that of stage 1."
     )
 
     def more(text: str) -> str:
