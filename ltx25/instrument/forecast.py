@@ -16,10 +16,14 @@ from .costs import Measured, law_of, measured_series
 from .header import device_name
 from .history import Run, read_run
 from .law import Law
+from .memory import query
+from .selftest import quick_product
 from .units import between_text, seconds_text
+from .work import TERA
 
 NEWEST = 40  # records a render looks at before it starts: some hundredths of a second
 WIDE = 1.5  # how far apart the ends of a prediction are for both to be shown
+SHARE = 0.6  # of the measured rate of matrix products that forwards reach, where no record tells
 NEAR = 0.05  # relative distance in arithmetic up to which a geometry counts as one seen
 
 
@@ -69,14 +73,20 @@ class Forecast:
                 return _in_proportion(self.series[choices[0]], linear + attention, other)
         return None
 
-    def sentence(self, facts: Mapping[str, Any]) -> str:
-        """What a sample phase with these facts (engine.facts) shows before its first forward; "" without a record."""
+    def sentence(self, facts: Mapping[str, Any], flops: Callable[[], float | None]) -> str:
+        """What a sample phase with these facts (engine.facts) shows before its first forward.
+
+        flops: measures the device's FLOP/s in matrix products, for want of a record; where that finds none either, "".
+        """
         tokens = sum((facts.get("tokens") or {}).values())
         seconds, least, most, bases = 0.0, 0.0, 0.0, []
         for work in facts.get("work") or ():
             guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"), facts.get("precision"))
             if guess is None:
-                return ""
+                rate = flops()
+                if rate is None:
+                    return ""
+                guess = by_arithmetic(work["linear"] + work["attention"], rate)
             seconds += work["groups"] * guess.seconds + guess.warm_up
             low, high = guess.between or (guess.seconds, guess.seconds)
             least, most = least + work["groups"] * low + guess.warm_up, most + work["groups"] * high + guess.warm_up
@@ -95,9 +105,15 @@ def forecaster(folder: Path, device: torch.device) -> Callable[[Mapping[str, Any
                 runs.append(read_run(path))
             except FileError:
                 continue  # `ltx25 runs` names it; a render has other things to say
-        return Forecast(runs, device_name(device), str(facts.get("model"))).sentence(facts)
+        return Forecast(runs, device_name(device), str(facts.get("model"))).sentence(facts, lambda: query(lambda: quick_product(device)))
 
     return forecast
+
+
+def by_arithmetic(tflop: float, flops: float) -> Guess:
+    """One group of so many TFLOP on a device that does `flops` FLOP/s in matrix products: no record, no range."""
+    basis = f"guess: {100 * SHARE:.0f} % of {flops / TERA:.3g} TFLOP/s, no record of this device"
+    return Guess(tflop * TERA / (SHARE * flops), 0.0, basis, True, None)
 
 
 def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:

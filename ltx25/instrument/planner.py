@@ -25,7 +25,7 @@ from ..shapes import MAX_FRAMES, AudioLatentShape
 from .costs import model_of, phase_rates, rate_of
 from .flops import audio_decode_flops, connector_flops, group_flops, projection_flops, tower_flops, video_decode_flops
 from .footprint import Footprint, footprints
-from .forecast import Forecast, Guess
+from .forecast import Forecast, by_arithmetic
 from .header import device_name
 from .history import Run
 from .memory import device_free, device_total, host_free, host_now
@@ -37,8 +37,8 @@ from .work import TERA, group_kind
 PROMPT_TOKENS = 200  # of a prompt nobody has written yet
 QUICK_TEST = 0.5  # s
 
-# Without records: what share of the measured matrix-product rate a phase gets, and rates of what is no arithmetic.
-SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "sample": 0.6, "decode.video": 0.4, "decode.audio": 0.05}
+# Without records: what share of the measured matrix-product rate a phase around the forwards gets, and rates of what is no arithmetic.
+SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "decode.video": 0.4, "decode.audio": 0.05}
 DISK = 1e9  # bytes/s
 ENCODER = 60e6  # pixels/s of the video encoder
 UNSURE = "guess"
@@ -222,9 +222,7 @@ class Planner:
             work = flops.linear / TERA, flops.attention / TERA
             guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, self._batched, self.models.precision)
             if guess is None:
-                rate = SHARE["sample"] * self._speed.flops
-                basis = f"{UNSURE}: {100 * SHARE['sample']:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s, no record of this device"
-                guess = Guess(flops.total / rate, 0.0, basis, True, None)
+                guess = by_arithmetic(flops.total / TERA, self._speed.flops)
             seconds += count * guess.seconds + guess.warm_up
             low, high = guess.between or (0.0, 0.0)
             least, most, known = least + count * low + guess.warm_up, most + count * high + guess.warm_up, known and guess.between is not None

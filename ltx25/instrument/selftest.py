@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ SECONDS = 2.0
 SIDE = {"cuda": 8192, "xpu": 4096, "mps": 2048}  # of the square product; 512 elsewhere
 COPY_BYTES = {"cuda": 1 << 30, "xpu": 1 << 29, "mps": 1 << 28}  # large enough to miss every cache; 64 MiB elsewhere
 LINK_BYTES = 1 << 28
+QUICK_SIDE = 2048  # at most, of the product in quick_product: 24 MiB in bf16
+QUICK = 0.05  # s
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,23 @@ class Speed:
 def self_test(device: torch.device, seconds: float = SECONDS) -> Speed:
     """Measure `device` for about `seconds`. Runs on its current stream and waits for it: not for inside a render."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    flops = _product(device, dtype, seconds / 2)
+    flops = _product(device, dtype, SIDE.get(device.type, 512), seconds / 2)
     copy = _copy(device, seconds / 4)
     link = _link(device, seconds / 4) if device.type == "cuda" else None
     return Speed(str(dtype).removeprefix("torch."), flops, copy, link)
 
 
-def _product(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    side = SIDE.get(device.type, 512)
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+@functools.cache
+def quick_product(device: torch.device) -> float:
+    """FLOP/s of a square product, roughly, in `QUICK` s and little memory, once per process: for a render that has its
+    weights loaded and no record to go by."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _product(device, dtype, min(QUICK_SIDE, SIDE.get(device.type, 512)), QUICK)
+
+
+def _product(device: torch.device, dtype: torch.dtype, side: int, seconds: float) -> float:
+    generator = torch.Generator(device)  # its own: the process's is not ours to move on
+    a, b = (torch.randn(side, side, device=device, dtype=dtype, generator=generator) for _ in range(2))
     out = torch.empty_like(a)
     return 2.0 * side**3 / _seconds_per_call(lambda: torch.matmul(a, b, out=out), device, seconds)
 

@@ -242,6 +242,13 @@ def test_any_prompt_renders(here, prompt):
     assert main(["render", "--prompt", prompt, "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *SMALL]) == 0
 
 
+def test_the_first_render_of_a_device_is_predicted_without_a_record_and_the_next_one_with_it(here, capsys):
+    for n, basis in enumerate(("TFLOP/s, no record of this device)", "(this geometry, measured)")):
+        rendered(here, *SMALL, name=f"{n}.mp4")
+        (first,) = [line for line in capsys.readouterr().err.splitlines() if "predicted" in line]
+        assert "step 1/1" in first and basis in first
+
+
 def test_quiet_shows_the_result_alone(here, capsys):
     rendered(here, *SMALL, "--quiet")
     shown = capsys.readouterr()

@@ -307,8 +307,19 @@ def test_sentence_before_the_first_forward(tmp_path, monkeypatch):
     sentence = forecaster(tmp_path, CARD)(facts)
     assert re.fullmatch(r"about \d+ s predicted \(law of 3 geometries, within \d+ %\)", sentence)
     assert float(sentence.split()[1]) == pytest.approx(6 * law_seconds(facts["work"][0]["linear"], facts["work"][0]["attention"]) + 2, abs=0.6)
-    assert forecaster(tmp_path / "nothing", CARD)(facts) == ""
-    assert Forecast([run], "another card", facts["model"]).sentence(facts) == ""
+
+
+def test_the_first_render_on_a_device_is_predicted_by_arithmetic_and_says_so(tmp_path, monkeypatch):
+    record = render(tmp_path, Clock(monkeypatch), *SIZES[1], device=device_name(CARD))
+    facts = next(event["facts"] for event in read_run(record.path).of("phase") if event["name"] == "sample")
+    (work,) = facts["work"]
+    seconds = work["groups"] * (work["linear"] + work["attention"]) / (0.6 * 100)
+    said = f"about {round(seconds)} s predicted (guess: 60 % of 100 TFLOP/s, no record of this device)"
+    assert Forecast([read_run(record.path)], "another card", facts["model"]).sentence(facts, lambda: 1e14) == said
+    monkeypatch.setattr("comfyui_ltx25.ltx25.instrument.forecast.quick_product", lambda device: 1e14)
+    assert forecaster(tmp_path / "nothing", CARD)(facts) == said
+    assert forecaster(tmp_path, CARD)(facts).endswith("(this geometry, measured)")  # now there is one
+    assert Forecast([], "any", facts["model"]).sentence(facts, lambda: None) == ""  # no room to measure in
 
 
 @pytest.mark.parametrize(("seconds", "rate", "frames"), [(5, 24, 121), (1, 24, 25), (0.04, 24, 1), (10, 25, 249), (5, 23.976, 121)])

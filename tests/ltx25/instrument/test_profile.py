@@ -18,7 +18,7 @@ from comfyui_ltx25.ltx25.instrument.profile import (
     profile_step,
     union,
 )
-from comfyui_ltx25.ltx25.instrument.selftest import Speed, self_test
+from comfyui_ltx25.ltx25.instrument.selftest import Speed, quick_product, self_test
 from comfyui_ltx25.tests.support.records import GUIDED, PUBLISHED
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +119,14 @@ def test_a_real_step_on_the_cpu_is_split_and_its_result_returned():
     assert split.kernels >= 82
     text = split.text(Speed("float32", 1e12, 1e10, None))
     assert "TFLOP/s" in text and "% of 1 TFLOP/s" in text and "% of 10.0 GB/s" in text and "host gaps" in text
+
+
+def test_a_quick_product_measures_the_same_rate_and_leaves_the_random_numbers_of_the_process_alone():
+    quick_product.cache_clear()
+    before = torch.random.get_rng_state()
+    rate = quick_product(CPU)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert rate == pytest.approx(self_test(CPU, 0.2).flops, rel=0.9) and quick_product(CPU) == rate
 
 
 def test_self_test_measures_rates_in_about_the_time_given():
