@@ -24,7 +24,7 @@ class Run:
 
     header: the `run` line with all `about` lines merged in. phases: closed phases, with `start` (s) and `device_before` /
     `host_before` (bytes in use when they opened); a phase that was open when the record
-    ended has an entry too, with `error` "unfinished". end: the last `end` line, {} where the record has none.
+    ended has an entry too, with `error` "unfinished" and what its lines told of units and memory. end: the last `end` line, {} where the record has none.
     skipped: lines that are not JSON (a disk that filled up tears one).
     """
 
@@ -184,8 +184,19 @@ def _assembled(path: Path, events: list[dict[str, Any]], skipped: int) -> Run:
             run.end = {}
     for entry in opened.values():  # still open when the record ended
         last = run.last.get("t") or entry["t"]
-        run.phases.append({**_EMPTY, **entry, "start": entry["t"], "wall": max(0.0, last - entry["t"]), "error": "unfinished"})
+        wall = max(0.0, last - entry["t"])
+        run.phases.append({**_EMPTY, **entry, **_reached(events, entry["id"]), "start": entry["t"], "wall": wall, "error": "unfinished"})
     return run
+
+
+def _reached(events: Sequence[Mapping[str, Any]], number: int) -> dict[str, Any]:
+    """How far phase `number` came that nobody closed: units done, and the largest memory its lines tell (bytes; None: none)."""
+    told = [entry for entry in events if entry.get("id") == number]
+    units = [entry.get("last") if entry["event"] == "forward" and entry.get("state") == "done" else entry.get("done") for entry in told]
+    row: dict[str, Any] = {"done": max((n for n in units if n is not None), default=0)}
+    for place in ("device", "host"):
+        row[f"peak_{place}"] = max((entry[f"{place}_memory"] for entry in told if entry.get(f"{place}_memory") is not None), default=None)
+    return row
 
 
 _EMPTY: Mapping[str, Any] = dict.fromkeys(

@@ -205,6 +205,28 @@ def test_a_torn_last_line_is_repaired_by_the_mark(tmp_path):
     assert run.status == "killed" and run.skipped == 1
 
 
+def test_a_phase_that_was_killed_counts_what_it_had_done(killed, tmp_path):
+    """8 of 32 forwards were done; memory is the largest of what its own lines told."""
+    path, _ = killed
+    (row,) = read_run(path).phases
+    assert (row["done"], row["total"], row["error"]) == (8, 32, "unfinished")
+    text = path.read_text().splitlines()
+    phase = next(json.loads(line) for line in text if json.loads(line)["event"] == "phase")
+    at = text.index(next(line for line in text if '"state":"running"' in line))
+    told = [
+        {"event": "beat", "t": 1.0, "id": phase["id"], "done": 8, "host_memory": 5 << 30},
+        {"event": "beat", "t": 1.1, "id": phase["id"], "done": 8, "host_memory": 3 << 30},
+        {"event": "tick", "t": 1.1, "id": phase["id"], "done": 8, "device_memory": 7 << 30, "host_memory": None},
+        {"event": "tick", "t": 1.2, "id": phase["id"] + 1, "done": 30, "device_memory": 9 << 30, "host_memory": 9 << 30},
+    ]
+    copy = tmp_path / path.name
+    copy.write_text("\n".join([*text[:at], *map(json.dumps, told), *text[at:]]) + "\n")
+    (row,) = read_run(copy).phases
+    assert (row["done"], row["peak_device"], row["peak_host"]) == (8, 7 << 30, 5 << 30)
+    line = next(line for line in record_text(read_run(copy)).splitlines() if line.startswith("sample"))
+    assert "8/32 forwards (stopped)" in line and line.endswith("7.0 GiB    5.0 GiB")
+
+
 @pytest.mark.parametrize("kind", ["file in the way", "read only"])
 def test_a_folder_that_cannot_be_written_costs_the_record_not_the_render(tmp_path, kind, caplog):
     folder = tmp_path / "ltx25_runs"
