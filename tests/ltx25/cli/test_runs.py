@@ -1,9 +1,14 @@
 import argparse
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from comfyui_ltx25.ltx25.cli import main
 from comfyui_ltx25.ltx25.cli.runs import add_parser
 from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.instrument.compare import compare
@@ -12,6 +17,8 @@ from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.plot import plot_run
 from comfyui_ltx25.tests.support.records import Clock, render
 from PIL import Image
+
+PACK = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -93,6 +100,18 @@ def test_missing_folder_and_names_are_told_with_the_way_out(ltx25, records, tmp_
         ltx25("show", "_")
     with pytest.raises(FileError, match="--runs"):
         ltx25("--runs", str(tmp_path / "elsewhere"), "show")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # lines that wait for the end of the process fail later than those that do not
+def test_a_reader_that_closes_the_pipe_ends_the_command_without_a_word(records, tmp_path, unbuffered):
+    code = f"import sys; sys.path.insert(0, {str(PACK / 'tests')!r}); import conftest; from comfyui_ltx25.ltx25.cli import main; sys.exit(main(sys.argv[1:]))"
+    reading, writing = os.pipe()
+    os.close(reading)  # nobody will ever read
+    command = [sys.executable, "-c", code, "runs", "--runs", str(tmp_path / "runs"), "show"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_last_counts_back_by_age(records, tmp_path):
