@@ -28,7 +28,8 @@ def runs_folder(argument: str | None) -> Path:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Register `runs`; the parsed arguments carry the function to call as `run`."""
     parser = subparsers.add_parser("runs", help="show, plot and compare run records, and fit the cost law of this device")
-    parser.add_argument("--runs", metavar="DIR", help=f"folder of the records (default: LTX25_RUNS, else {DEFAULT_RUNS})")
+    where = {"metavar": "DIR", "help": f"folder of the records (default: LTX25_RUNS, else {DEFAULT_RUNS})"}
+    parser.add_argument("--runs", **where)
     commands = parser.add_subparsers(dest="runs_command", required=True, metavar="{show,plot,compare,fit}")
     which = "file, part of a name, 'last' or 'last-1'"
     show = commands.add_parser("show", help="list all records, or one record's phase table")
@@ -45,6 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     fit = commands.add_parser("fit", help="fit seconds per forward from tokens, and the fixed costs beside it")
     fit.add_argument("--device", help="only records of devices whose name contains this")
     fit.set_defaults(run=_fit)
+    for command in (show, plot, pair, fit):  # after the command, too; left out there, it must not undo what stood before
+        command.add_argument("--runs", default=argparse.SUPPRESS, **where)
 
 
 def _show(arguments: argparse.Namespace) -> int:

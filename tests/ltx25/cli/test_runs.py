@@ -102,6 +102,18 @@ def test_missing_folder_and_names_are_told_with_the_way_out(ltx25, records, tmp_
         ltx25("--runs", str(tmp_path / "elsewhere"), "show")
 
 
+@pytest.mark.parametrize("command", [["show"], ["plot"], ["compare", "last", "last-1"], ["fit"]])
+def test_the_folder_is_told_before_or_after_the_command(records, tmp_path, capsys, command):
+    """The folder beside it has no records: who reads that one ends in a sentence."""
+    (tmp_path / "empty").mkdir()
+    folder, empty = ["--runs", str(tmp_path / "runs")], ["--runs", str(tmp_path / "empty")]
+    printed = []
+    for line in (["runs", *folder, *command], ["runs", *command, *folder], ["runs", *empty, *command, *folder]):
+        assert main(line) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2] != ""
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # lines that wait for the end of the process fail later than those that do not
 def test_a_reader_that_closes_the_pipe_ends_the_command_without_a_word(records, tmp_path, unbuffered):
     code = f"import sys; sys.path.insert(0, {str(PACK / 'tests')!r}); import conftest; from comfyui_ltx25.ltx25.cli import main; sys.exit(main(sys.argv[1:]))"
