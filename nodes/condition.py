@@ -82,7 +82,7 @@ class LTX25VideoCondition(io.ComfyNode):
             inputs=[
                 EngineType.Input("engine", tooltip="From Load LTX-2.5 Checkpoint."),
                 io.Latent.Input("latent", tooltip="The clip that is made. Frames are fitted to its size."),
-                io.Image.Input("images", tooltip="The frames of the video, at the clip's frame rate. Of a number that is not 8 n + 1 the last ones are left out."),
+                io.Image.Input("images", tooltip="The frames of the video, at the clip's frame rate. The last ones are left out where the clip ends before them or their number is not 8 n + 1; the node says so."),
                 io.Combo.Input(
                     "mode",
                     options=list(MODES),
@@ -112,15 +112,16 @@ class LTX25VideoCondition(io.ComfyNode):
         with node_run(engine.engine, bar="encode.video") as run:
             encode = _Encoder(engine.engine, run)
             if mode == "keep":
-                return io.NodeOutput(_kept(latent, clip, encode(_whole(images, clip), clip.size)))
+                return io.NodeOutput(_kept(latent, clip, encode(_whole(images, clip), clip.size, clip.size.frames)))
             if mode == "reference":
                 loras = engine.engine.loras
                 downscale, temporal = downscale or reference_factor(loras, DOWNSCALE), temporal or reference_factor(loras, TEMPORAL)
                 size = _smaller(clip.size, downscale, engine.engine.compression.side)
-                item = Reference(encode(every_other(images[: clip.size.frames], temporal), size), strength, downscale, temporal)
+                shown = every_other(images[: clip.size.frames], temporal)
+                item = Reference(encode(shown, size, 1 + len(images[1::temporal])), strength, downscale, temporal)
             else:
                 at = pixel_frame(frame, clip.size.frames)
-                encoded = encode(images[: clip.size.frames - at], clip.size)
+                encoded = encode(images[: clip.size.frames - at], clip.size, len(images))
                 pixels = engine.engine.video_shape(encoded).frames
                 item = KeyframeIndex(encoded, at, strength, pixels)
         return io.NodeOutput(with_conditions(latent, item if attention == 1.0 else AttentionStrength(item, attention)))
@@ -226,11 +227,14 @@ class _Encoder:
     def __init__(self, engine: Engine, run: Any) -> None:
         self._engine, self._run = engine, run
 
-    def __call__(self, images: torch.Tensor, size: VideoShape) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor, size: VideoShape, given: int) -> torch.Tensor:
+        """`images` are those of `given` frames that end before the clip does."""
         latent = self._engine.encode_video(prepare_images(images, size.height, size.width, 0), self._run.watch)
         frames = self._engine.video_shape(latent).frames
-        if frames != len(images):
-            self._run.tell([f"{len(images)} frames are not 8 n + 1: the last {len(images) - frames} are left out, {frames} are used."])
+        if frames != given:
+            behind = [f"the clip ends after {len(images)}"] if len(images) != given else []
+            uneven = [f"{len(images)} are not 8 n + 1"] if frames != len(images) else []
+            self._run.tell([f"of {given} frames {frames} {'is' if frames == 1 else 'are'} used: {' and '.join(behind + uneven)}."])
         return latent
 
 

@@ -251,7 +251,29 @@ def test_video_to_audio_keeps_the_video_to_the_bit(host, api, given, find, inspe
     made, asked = inspect(prompt, find(prompt, "LTX25Sampler")), inspect(prompt, find(prompt, "LTX25VideoCondition"))
     run = host.run(prompt)
     assert made(run)["samples"]["nested"][0]["digest"] == asked(run)["samples"]["nested"][0]["digest"]
-    assert "19 frames are not 8 n + 1" not in " ".join(text for _, text in run.texts())  # 17 were asked for
+    assert "are used" not in " ".join(text for _, text in run.texts())  # 17 were asked for
+
+
+@pytest.mark.parametrize(
+    "mode, at, frames, words",
+    [
+        ("guide", 10, 17, "of 17 frames 1 is used: the clip ends after 7 and 7 are not 8 n + 1."),
+        ("guide", 8, 17, "of 17 frames 9 are used: the clip ends after 9."),
+        ("guide", 0, 12, "of 12 frames 9 are used: 12 are not 8 n + 1."),
+        ("guide", -9, 9, ""),
+        ("reference", 0, 25, "of 25 frames 17 are used: the clip ends after 17."),
+        ("reference", 0, 17, ""),
+    ],
+)
+def test_how_many_frames_of_a_video_are_used_is_told(host, api, given, find, mode, at, frames, words):
+    prompt = api("reference_video_tiny")
+    told = find(prompt, "LTX25VideoCondition")
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": f"[{frames}, 64, 96, 3]"}}
+    prompt[told]["inputs"].update(images=["any", 0], mode=mode, frame=at, downscale=1, temporal=1)
+    run = host.run(prompt)
+    assert run.ok, run.error and run.error["exception_message"]
+    said = " ".join(text for _, text in run.texts(told))
+    assert said and (words in said if words else "used" not in said), said
 
 
 def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, api, find, inspect):
