@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..errors import FileError, InputError
-from ..instrument.compare import Change, compare
+from ..instrument.compare import Change, compare, differences, same_request
 from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, phase_rates
 from ..instrument.history import Run, find_run, read_run, read_runs
 from ..instrument.law import Law
@@ -80,11 +80,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     changes = compare(a, b, read_runs(folder)[0])
     print(f"A {a.name}: {clip_text(a)}, {steps_text(a)}, {a.header.get('device')}")
     print(f"B {b.name}: {clip_text(b)}, {steps_text(b)}, {b.header.get('device')}")
-    for name in ("device", "torch", "triton", "driver", "pack", "revision", "geometry", "options"):
-        if a.header.get(name) != b.header.get(name):
-            print(f"differs: {name} {a.header.get(name)} -> {b.header.get(name)}")
+    for name, before, after in differences(a, b):
+        print(f"differs: {name} {before} -> {after}")
     rows = [("", "A", "B", "change", "spread", "verdict"), *(_change(change) for change in changes)]
-    rows.append(_change(Change("run", a.wall, b.wall, None)))
+    rows.append(_change(Change("run", a.wall, b.wall, None, same_request(a, b))))
     print(aligned(rows, left=(0, 5)))
     return 0
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .history import Run
 
-SAME = ("device", "files", "geometry", "steps", "legs", "options", "settings")  # header facts of runs that should take equally long
+REQUEST = ("geometry", "steps", "legs", "settings")  # header facts of what was asked for
+SAME = (*REQUEST, "device", "files", "options")  # of runs that should take equally long
+VERSIONS = ("torch", "triton", "driver", "pack", "revision")
 
 
 @dataclass(frozen=True)
 class Change:
     """One phase in both runs; s, None where a run has no such phase. `spread`: how much equal runs differ, relative; None:
-    nobody knows (one run each)."""
+    nobody knows (one run each). `equal`: whether both runs were asked for the same; else their seconds are no measure of each other."""
 
     name: str
     before: float | None
     after: float | None
     spread: float | None
+    equal: bool
 
     @property
     def relative(self) -> float | None:
@@ -27,9 +31,11 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """slower / faster / same / only in one run / changed (spread unknown)."""
+        """slower / faster / same / only in one run / spread unknown / different request."""
         if self.before is None or self.after is None:
             return "only in B" if self.before is None else "only in A"
+        if not self.equal:
+            return "different request"
         change = self.relative
         if change is None:
             return "same"
@@ -46,19 +52,41 @@ def compare(a: Run, b: Run, others: Iterable[Run] = ()) -> list[Change]:
     """
     others = [run for run in others if run.path not in (a.path, b.path)]  # what differs is in question: no measure of itself
     siblings = [[run, *_like(run, others)] for run in (a, b)]
+    equal = same_request(a, b)
     forwards, within = [], []
     for name in _names(a, b, _groups):
         before, after = _groups(a).get(name), _groups(b).get(name)
         spreads = [_quartiles(samples) for samples in (before, after) if samples]
         within += spreads
         spreads += [_range([statistics.median(_groups(run)[name]) for run in group if name in _groups(run)]) for group in siblings]
-        forwards.append(Change(name, _median(before), _median(after), _widest(spreads)))
+        forwards.append(Change(name, _median(before), _median(after), _widest(spreads), equal))
     phases = []
     for name in _names(a, b, phase_seconds):
         spreads = [_range([phase_seconds(run).get(name) for run in group]) for group in siblings]
         spreads += within if name == "sample" else []
-        phases.append(Change(name, phase_seconds(a).get(name), phase_seconds(b).get(name), _widest(spreads)))
+        phases.append(Change(name, phase_seconds(a).get(name), phase_seconds(b).get(name), _widest(spreads), equal))
     return phases + forwards
+
+
+def same_request(a: Run, b: Run) -> bool:
+    """Whether both runs were asked for the same clip in the same way; device, files and options may differ: they are what is compared."""
+    return _facts(a, REQUEST) == _facts(b, REQUEST)
+
+
+def differences(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
+    """(what, of A, of B) for all that may explain a change. Of facts with parts (settings, files) the parts that differ, as "settings.eta"."""
+    found: list[tuple[str, Any, Any]] = []
+    before, after = _facts(a, (*SAME, *VERSIONS)), _facts(b, (*SAME, *VERSIONS))
+    for name, was in before.items():
+        now = after[name]
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += [(f"{name}.{part}", was.get(part), now.get(part)) for part in dict.fromkeys([*was, *now]) if was.get(part) != now.get(part)]
+        elif was != now:
+            found.append((name, was, now))
+    traced = [len({event.get("group") for event in run.of("profile")}) for run in (a, b)]
+    if traced[0] != traced[1]:
+        found.append(("steps under a profiler", *traced))
+    return found
 
 
 def phase_seconds(run: Run) -> dict[str, float]:
@@ -84,11 +112,15 @@ def _names(a: Run, b: Run, of) -> list[str]:
 
 
 def _like(run: Run, others: Iterable[Run]) -> list[Run]:
-    def request(run: Run) -> list:
-        settings = {k: v for k, v in (run.header.get("settings") or {}).items() if k != "seed"}
-        return [settings if name == "settings" else run.header.get(name) for name in SAME]
+    return [other for other in others if other.status == "done" and _facts(other, SAME) == _facts(run, SAME)]
 
-    return [other for other in others if other.status == "done" and request(other) == request(run)]
+
+def _facts(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """Header facts by name; a seed changes no time, so settings are without it."""
+    facts = {name: run.header.get(name) for name in names}
+    if facts.get("settings"):
+        facts["settings"] = {name: value for name, value in facts["settings"].items() if name != "seed"}
+    return facts
 
 
 def _range(values: Sequence[float | None]) -> float | None:

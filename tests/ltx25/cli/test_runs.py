@@ -179,6 +179,58 @@ def change_of(line):
     return float(next(part for part in line.split() if part.startswith(("+", "-")) and len(part) > 1))
 
 
+def rewritten(path, **facts):
+    """The record with other header facts."""
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | facts), *rest]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("fact", "told"),
+    [
+        ({"steps": 8}, "differs: steps 6 -> 8"),
+        ({"legs": ["cond"]}, "differs: legs ['cond', 'uncond', 'stg', 'mod'] -> ['cond']"),
+        ({"settings": {"seed": 2, "eta": 1.0}}, "differs: settings.eta None -> 1.0"),
+        ({"geometry": {"width": 768, "height": 448, "frames": 49, "frame_rate": 24.0, "batch": 1}}, "differs: geometry.frames 25 -> 49"),
+    ],
+)
+def test_compare_gives_no_verdict_on_different_requests(ltx25, tmp_path, monkeypatch, fact, told):
+    folder, clock = tmp_path / "runs", Clock(monkeypatch)
+    a, _, b = (render(folder, clock, 768, 448, 25, noise=0.02, seed=seed) for seed in (1, 2, 3))
+    rewritten(b.path, **fact)
+    _, text = ltx25("compare", a.path.name, b.path.name)
+    assert [line for line in text.splitlines() if line.startswith("differs")] == [told]
+    rows = text.splitlines()[4:]
+    assert len(rows) == 7 and all(row.endswith("different request") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("fact", "told"),
+    [
+        ({"files": {"transformer": {"name": "other", "bytes": 1}}}, "differs: files None -> {'transformer': {'name': 'other', 'bytes': 1}}"),
+        ({"torch": "2.14"}, "differs: torch 2.13 -> 2.14"),
+        ({"device": "Another card"}, "differs: device Toy card -> Another card"),
+        ({"options": {"graphs": False}}, "differs: options None -> {'graphs': False}"),
+    ],
+)
+def test_compare_judges_what_another_file_version_or_device_changed(ltx25, tmp_path, monkeypatch, fact, told):
+    folder, clock = tmp_path / "runs", Clock(monkeypatch)
+    a, _, b = (render(folder, clock, 768, 448, 25, noise=0.02, slower=slower, seed=seed) for seed, slower in ((1, 1.0), (2, 1.0), (3, 1.5)))
+    rewritten(b.path, **fact)
+    _, text = ltx25("compare", a.path.name, b.path.name)
+    assert [line for line in text.splitlines() if line.startswith("differs")] == [told]
+    assert next(line for line in text.splitlines() if line.startswith("sample")).endswith("slower")
+
+
+def test_compare_names_a_profiler_and_no_seed(ltx25, tmp_path, monkeypatch):
+    folder, clock = tmp_path / "runs", Clock(monkeypatch)
+    a, b = (render(folder, clock, 768, 448, 25, seed=seed) for seed in (1, 2))
+    b.path.write_text(b.path.read_text() + json.dumps({"event": "profile", "t": 0.0, "group": 2}) + "\n")
+    _, text = ltx25("compare", a.path.name, b.path.name)
+    assert [line for line in text.splitlines() if line.startswith("differs")] == ["differs: steps under a profiler 0 -> 1"]
+    assert "different request" not in text
+
+
 def test_compare_does_not_call_noise_a_change(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     a, b, c = (read_run(render(tmp_path, clock, 768, 448, 25, noise=0.1, seed=seed, steps=12).path) for seed in (1, 2, 3))
