@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..kernels.quantise import matrix_workspace
-from .checkpoint import Header, check, fill, held_bytes, read_tensors, stored_parameters
+from .checkpoint import Header, check, decode, fill, held_bytes, read_tensors, stored_parameters
 from .content import ALIGNED
 from .device import release
 from .formats import Held
@@ -358,7 +358,7 @@ class Part:
             self.adapter.changed(piece, module, "", read)
 
     def _fill_staying(self, piece: Piece, blocks: nn.ModuleList) -> None:
-        """Read the parameters of blocks that never leave the device: few, and as they are stored."""
+        """Read the parameters of blocks that never leave the device: few, and as they are stored or, where quantised, decoded."""
         places: dict[str, tuple[nn.Module, str]] = {}
         for number, block in enumerate(blocks):
             for name, _ in block.named_parameters():
@@ -367,7 +367,8 @@ class Part:
                     places[_block_prefix(piece, number) + name] = (block.get_submodule(path), leaf)
         infos = {name: piece.header.tensors[name] for name in places}
         tensors = {name: torch.empty(info.shape, dtype=info.dtype, device=self.device) for name, info in infos.items()}
-        read_tensors(piece.header, tensors, lambda n: None)
+        read_tensors(piece.header, {name: tensor for name, tensor in tensors.items() if name not in piece.header.stored}, lambda n: None)
+        decode(piece.header, {name: tensor for name, tensor in tensors.items() if name in piece.header.stored}, lambda n: None)
         for name, (owner, leaf) in places.items():
             owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
 

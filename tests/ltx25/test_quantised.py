@@ -192,6 +192,18 @@ def test_streamed_blocks_of_a_quantised_file_give_the_resident_clip(made):
     assert torch.equal(one.video, other.video) and torch.equal(one.audio, other.audio)
 
 
+def test_quantised_tables_of_streamed_blocks_are_decoded_as_those_of_resident_ones(plain, tmp_path):
+    tensors, metadata = read_all(tiny_files().transformer)
+    tables = [name for name in tensors if ".transformer_blocks." in name and "scale_shift_table" in name]
+    assert tables
+    for name in tables:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    write_file(tmp_path / "tables.safetensors", tensors, metadata)
+    one, other = (sampled(open_engine("auto", residency, transformer=tmp_path / "tables.safetensors"), conditioning=plain[0]) for residency in ("resident", "stream"))
+    assert torch.equal(one.video, other.video) and torch.equal(one.audio, other.audio)
+    assert off(one.video, plain[1].video) < CLIP["fp8"]
+
+
 def test_nvfp4_stays_as_stored_where_the_device_multiplies_it(plain, made, monkeypatch):
     """A pretended device: its products written out, or found wrong at the first use, when weights are decoded for each."""
     path = made("transformer", "nvfp4-bare")  # as published
