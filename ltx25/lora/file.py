@@ -129,7 +129,7 @@ def _pair(header: Header, roles: dict[str, TensorInfo], target: TensorInfo) -> P
         )
     for info in (a, b):
         if not info.dtype.is_floating_point or info.name in header.stored:
-            raise FileError(f"{header.name}: {info.name} is stored as {info.dtype}, wanted bf16, fp16 or fp32.")
+            raise FileError(f"{header.name}: {info.name} is stored as {header.raw.tensors[info.name].dtype}, wanted bf16, fp16 or fp32.")
     return Pair(a, b, 1.0 if "alpha" not in roles else _number(header, roles["alpha"]) / rank)
 
 

@@ -124,6 +124,7 @@ def test_k3_a_lora_that_cannot_act_is_an_error(tmp_path):
     refused({**good, a: torch.ones(2, inner + 1)}, "do not fit")
     refused({**good, b: torch.ones(out, 3)}, "do not fit")
     refused({a: good[a]}, "has only")
+    refused({**good, a: good[a].to(torch.float8_e4m3fn)}, "stored as torch.float8_e4m3fn, wanted")
     refused({**good, f"{layer}.dora_scale": torch.ones(out, 1)}, "DoRA")
     refused({**good, "lora_unet_proj_out.lora_down.weight": good[a], "lora_unet_proj_out.lora_up.weight": good[b]}, "twice")
     refused({**good, f"{layer}.lora_down.weight": 5 * good[a], f"{layer}.lora_up.weight": good[b]}, f"twice, as {a} and as {layer}.lora_down.weight")
