@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ... import kernels
 from ...kernels.dispatch import Compared, Op
+from ...kernels import nvfp4_linear
 from ...kernels.fp8_linear import supported
 
 BAND = 1 << 15  # bytes on either side: several rows of any check, and no less aligned than memory without bands
@@ -99,6 +100,8 @@ def why_not(name: str, device: torch.device) -> str | None:
         return "its product is the card's own"
     if name == "fp8_linear" and not supported(device):
         return "this card has no e4m3 products"
+    if name == "nvfp4_linear" and not nvfp4_linear.supported(device):
+        return "this device has no nvfp4 products"
     return None
 
 
