@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ... import kernels
-from ...kernels.dispatch import Compared, Op
 from ...kernels import nvfp4_linear
+from ...kernels.dispatch import Compared, Op
 from ...kernels.fp8_linear import supported
 
 BAND = 1 << 15  # bytes on either side: several rows of any check, and no less aligned than memory without bands
