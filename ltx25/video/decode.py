@@ -55,8 +55,8 @@ def decode_video(
     """Decode a normalised latent (B, C, t, h, w), on any device, to frames (B * F, H, W, 3) float32 on the CPU in 0..1.
 
     transfer: one of hdr.TRANSFERS. With a curve the decoded signal is taken for that curve's, and the frames are
-    scene-linear light of Rec.709 primaries from 0 up, not held below 1. tiling: "auto" or "off"; free: bytes the decoder may use on its device, None when not known. Item i of the batch
-    draws its noise from seed + i. Out of memory: goes on with a smaller plan, says so, and gives up only at the smallest.
+    scene-linear light of Rec.709 primaries from 0 up, not held below 1. tiling: "auto" or "off"; free: bytes the decoder may
+    use on its device, None when not known. Item i of the batch draws its noise from seed + i. Out of memory: goes on with a smaller plan, says so, and gives up only at the smallest.
     The latent is not changed. Raises InputError for a latent of another shape or with NaN in it.
     """
     shape = _checked(decoder, latent, tiling)
