@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..engine import Engine, Options
-from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
+from ..instrument import RunRecord, files_facts, machine
 from ..kept import SUFFIX, Kept
-from .finish import checked_output, finish, tell
+from .finish import checked_output, finish, recorded
 from .render import SLOTS, chosen_device, chosen_files
 from .runs import DEFAULT_RUNS, runs_folder
 
@@ -45,15 +45,4 @@ def run(arguments: argparse.Namespace) -> int:
     geometry = {"width": clip.width, "height": clip.height, "frames": clip.frames, "frame_rate": kept.frame_rate, "batch": len(kept.audio)}
     facts = {**machine(device), "files": files_facts(engine.headers), "options": vars(options), "geometry": geometry, "settings": {"seed": kept.seed}}
     record = RunRecord(runs_folder(arguments.runs), facts)
-    with record:
-        watch = Watch([record] if arguments.quiet else [TextSink(tell), record], DeviceMeter(device))
-        try:
-            lines = finish(engine, kept, arguments.tiling, output, record, watch)
-        finally:
-            watch.finish()
-    if not arguments.quiet:
-        tell(record.table())
-    print("\n".join(lines))
-    if record.path is not None:
-        print(f"record: {record.path}")
-    return 0
+    return recorded(record, device, arguments.quiet, lambda watch: finish(engine, kept, arguments.tiling, output, record, watch))

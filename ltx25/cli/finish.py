@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from ..engine import Engine
 from ..errors import LTX25Error
 from ..exr import check_folder, write_exr
 from ..hdr import SDR
-from ..instrument import RunRecord, Watch
+from ..instrument import DeviceMeter, RunRecord, TextSink, Watch
 from ..instrument.units import counted
 from ..kept import Kept
 from ..mux import check_output, write_video
@@ -24,6 +24,22 @@ from ..shapes import clip_samples
 def tell(text: str) -> None:
     """Show a line beside what the command prints."""
     print(text, file=sys.stderr, flush=True)
+
+
+def recorded(record: RunRecord, device: torch.device, quiet: bool, work: Callable[[Watch], list[str]]) -> int:
+    """Do `work` under a record, shown as it goes unless `quiet`, then print its lines and where the record is; the exit code."""
+    with record:
+        watch = Watch([record] if quiet else [TextSink(tell), record], DeviceMeter(device))
+        try:
+            lines = work(watch)
+        finally:
+            watch.finish()
+    if not quiet:
+        tell(record.table())
+    print("\n".join(lines))
+    if record.path is not None:
+        print(f"record: {record.path}")
+    return 0
 
 
 def checked_output(path: Path, transfer: str) -> Path:

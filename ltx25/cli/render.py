@@ -17,7 +17,7 @@ from ..guidance import TextRule
 from ..guidance_text import EXAMPLE
 from ..hdr import SDR, TRANSFERS
 from ..image import CRF
-from ..instrument import DeviceMeter, RunRecord, TextSink, Watch, files_facts, machine
+from ..instrument import RunRecord, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
 from ..kept import Kept
 from ..latents import empty_latents
@@ -28,7 +28,7 @@ from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
 from .arguments import parsed
-from .finish import checked_output, finish, keeping, tell
+from .finish import checked_output, finish, keeping, recorded, tell
 from .runs import DEFAULT_RUNS, runs_folder
 from .told import MODES, Told, parse_lora
 
@@ -137,18 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = runs_folder(arguments.runs)
     engine.forecast = forecaster(folder, device)
     record = RunRecord(folder, _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
-    with record:
-        watch = Watch([record] if arguments.quiet else [TextSink(tell), record], DeviceMeter(device))
-        try:
-            lines = _render(engine, request, job, told, arguments, output, record, watch)
-        finally:
-            watch.finish()
-    if not arguments.quiet:
-        tell(record.table())
-    print("\n".join(lines))
-    if record.path is not None:
-        print(f"record: {record.path}")
-    return 0
+    return recorded(record, device, arguments.quiet, lambda watch: _render(engine, request, job, told, arguments, output, record, watch))
 
 
 def _render(
