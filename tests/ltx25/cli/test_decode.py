@@ -12,7 +12,7 @@ from comfyui_ltx25.ltx25.cli import finish, main
 from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.hdr import SDR
 from comfyui_ltx25.ltx25.kept import Kept
-from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, rendered, sound_of
+from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, rendered, same_picture, sound_of
 from comfyui_ltx25.tests.ltx25.cli.test_render import files as named_files
 from comfyui_ltx25.tests.support.engine import files
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -78,7 +78,7 @@ def test_m1_a_latent_outlives_a_failure_behind_it_and_decodes_to_the_same_clip(h
     assert code == 130 or shown.count("\n") == 1
     assert not (here / "x.mp4").exists()
     assert main(["decode", str(latent), "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet"]) == 0
-    assert np.array_equal(frames_of(here / "x.mp4"), frames_of(whole)) and np.array_equal(sound_of(here / "x.mp4"), sound_of(whole))
+    assert same_picture(frames_of(here / "x.mp4"), frames_of(whole)) and np.abs(sound_of(here / "x.mp4") - sound_of(whole)).max() < 1e-3
     assert "seed 3" in capsys.readouterr().out and latent.exists()
 
 

@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 from comfyui_ltx25.ltx25.cli.told import Told, parse_lora
-from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, here, refused, rendered, sound_of
+from comfyui_ltx25.tests.ltx25.cli.test_render import SMALL, frames_of, here, refused, rendered, same_picture, sound_of
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.tiny import tiny_files
 from PIL import Image
@@ -71,7 +71,7 @@ def test_loras_act_add_up_and_at_0_do_nothing(here, capsys):
     style = tiny_lora(here / "style.safetensors")
     plain, none = (frames_of(rendered(here, *SMALL, *PLAIN, *more, name="x.mp4")) for more in ((), ("--lora", f"{style}:0")))
     once, twice = (frames_of(rendered(here, *SMALL, *PLAIN, *["--lora", f"{style}:0.5"] * times)) for times in (1, 2))
-    assert np.array_equal(plain, none) and not np.array_equal(once, plain) and not np.array_equal(twice, once)
+    assert same_picture(plain, none) and not same_picture(once, plain) and not same_picture(twice, once)
     assert "96 of 96 layers matched" in capsys.readouterr().err
 
 
