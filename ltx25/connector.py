@@ -31,11 +31,15 @@ Rope = tuple[torch.Tensor, torch.Tensor]  # cos, sin: (T, D / 2) float32
 
 @dataclass(frozen=True)
 class Conditioning:
-    """One prompt, connected: video (1, L, D) and audio (1, L, Da) float32 CPU, L a multiple of 128 and at least 1024."""
+    """One prompt, connected: video (1, L, D) and audio (1, L, Da) float32 CPU, L a multiple of 128 and at least 1024.
+
+    notices: about the prompt, for everyone who reads its contexts; told: about the run that encoded it, for that run alone.
+    """
 
     video: torch.Tensor
     audio: torch.Tensor
     notices: tuple[str, ...]
+    told: tuple[str, ...] = ()
 
 
 class Connectors:

@@ -188,7 +188,7 @@ class Engine:
         video, audio = self._connect(features.video, features.audio, watch)
         encoded = Conditioning(video, audio, (str(features.tokens) + ".",) if features.tokens.truncated else ())
         self._prompts.put(text, encoded)
-        return replace(encoded, notices=(*encoded.notices, *told, *self._decoded(TEXT)))
+        return replace(encoded, told=(*told, *self._decoded(TEXT)))
 
     @torch.inference_mode()
     def connect(self, features: torch.Tensor, watch: Watch) -> Conditioning:
@@ -465,7 +465,8 @@ class Engine:
             self.batched,
         )
         check_job(plan)
-        return Prepared(drafts, plan, (*notices, *self._recipe_notices(job, plan)))
+        prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
+        return Prepared(drafts, plan, (*prompts, *notices, *self._recipe_notices(job, plan)))
 
     def _facts(self, ready: Prepared, job: SampleJob) -> dict[str, object]:
         plan = ready.job

@@ -149,9 +149,12 @@ def join(video: torch.Tensor | None, audio: torch.Tensor | None) -> Any:
     return video if audio is None else audio
 
 
+NOTICES = "ltx25_notices"  # key of a CONDITIONING's extras: what its sampler has to say about the prompt
+
+
 def conditioning_out(encoded: Conditioning) -> list:
     """CONDITIONING (1, L, D + Da); native LTX nodes take it as already through the connectors."""
-    return [[torch.cat([encoded.video, encoded.audio], dim=-1), {}]]
+    return [[torch.cat([encoded.video, encoded.audio], dim=-1), {NOTICES: encoded.notices} if encoded.notices else {}]]
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class Entry:
     context: torch.Tensor
     unprocessed: bool
     frame_rate: float | None
+    notices: tuple[str, ...]
 
 
 def conditioning_in(conditioning: list, slot: str) -> Entry:
@@ -175,7 +179,7 @@ def conditioning_in(conditioning: list, slot: str) -> Entry:
         raise InputError(f"{slot} is limited to a range of steps or to a strength, which this engine does not use; connect the text directly.")
     if context.ndim != 3 or context.shape[0] != 1:
         raise InputError(f"{slot} has shape {tuple(context.shape)}, wanted (1, tokens, width) as Encode Gemma Text makes it.")
-    return Entry(context, bool(extras.get("unprocessed_ltxav_embeds", False)), extras.get("frame_rate"))
+    return Entry(context, bool(extras.get("unprocessed_ltxav_embeds", False)), extras.get("frame_rate"), tuple(extras.get(NOTICES, ())))
 
 
 def contexts(entry: Entry, engine: Engine, watch: Watch) -> Conditioning:
@@ -190,7 +194,7 @@ def contexts(entry: Entry, engine: Engine, watch: Watch) -> Conditioning:
             f"{REGISTERS} tokens; encode the text with this engine's own Encode Gemma Text."
         )
     video, audio = entry.context.float().split(widths, dim=-1)
-    return Conditioning(video, audio, ())
+    return Conditioning(video, audio, entry.notices)
 
 
 def image_out(frames: torch.Tensor) -> torch.Tensor:

@@ -39,5 +39,5 @@ class EncodeGemmaText(io.ComfyNode):
         with node_run(engine.engine, bar="text.tower") as run:
             run.record.describe(prompts={f"prompt {len(run.record.phases)}": text})
             encoded = engine.engine.encode(text, run.watch)
-            run.tell(encoded.notices)
+            run.tell((*encoded.notices, *encoded.told))
         return io.NodeOutput(conditioning_out(encoded))

@@ -148,7 +148,7 @@ def _render(
     negative = None if request.negative is None else engine.encode(request.negative, watch)
     audio, conditions = told.tell(engine, request, job, watch)
     clip = engine.sample(replace(job, audio=audio, conditions=conditions, positive=positive, negative=negative), watch, how.profile)
-    for notice in (*positive.notices, *(negative.notices if negative else ()), *clip.notices):
+    for notice in (*positive.told, *(negative.told if negative else ()), *clip.notices):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, chosen_files(how)[0], how.transfer)

@@ -32,7 +32,7 @@ FOREIGN = {
     **{f".lokr_{part}": "LoKr" for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
     **{f".hada_{part}": "LoHa" for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
 }
-_PREFIXES = ("", "diffusion_model.", "model.diffusion_model.", "transformer.", "base_model.model.", "unet.")
+_PREFIXES = ("", "diffusion_model.", "model.diffusion_model.", "transformer.", "base_model.model.", "base_model.model.diffusion_model.", "unet.")
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_", "")  # before a name whose dots are underscores
 
 # Official name -> diffusers' name, replaced in this order.

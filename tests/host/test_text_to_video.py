@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from fractions import Fraction
 
 import av
@@ -107,6 +108,21 @@ def test_a_new_text_encodes_once_and_reads_no_file_again(host, api, find):
     kinds = [prompt[key]["class_type"] for key in again.executed]
     assert kinds.count("EncodeGemmaText") == 1 and "LoadLTX25Checkpoint" not in kinds
     assert not [text for _, text in again.texts() if text.startswith("load.")]
+
+
+def test_b7_e4_a_prompt_that_was_cut_is_told_by_its_node_and_by_the_sampler_also_from_a_cache(host, api, find, inspect):
+    prompt = api()
+    for title, words in (("Prompt", 3000), ("Negative prompt", 2000)):
+        prompt[find(prompt, "EncodeGemmaText", title)]["inputs"]["text"] = "fox " * words
+    report = inspect(prompt, find(prompt, "LTX25Sampler"), 1)
+    cut = re.compile(r"(negative )?prompt has \d+ tokens, the first 1023 \+ BOS are used")
+    run = host.run(prompt)
+    for kind, title in (("EncodeGemmaText", "Prompt"), ("EncodeGemmaText", "Negative prompt"), ("LTX25Sampler", None)):
+        assert any(cut.search(text) for _, text in run.texts(find(prompt, kind, title))), kind
+    wanted = sorted(match.group() for match in cut.finditer(report(run)))
+    assert [line.startswith("negative ") for line in wanted] == [True, False]
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] += 1  # its texts are not encoded again
+    assert sorted(match.group() for match in cut.finditer(report(host.run(prompt)))) == wanted
 
 
 def test_b2_the_same_seed_gives_the_same_latent_whatever_ran_between(host, api, find, inspect):

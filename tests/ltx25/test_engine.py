@@ -121,7 +121,7 @@ def test_the_text_encoder_streams_when_it_ran_out_of_memory(monkeypatch):
     monkeypatch.setattr(module.TextEncoder, "encode", short)
     got = small.encode("a lamp", Watch())
     assert runs == [False, True] and torch.equal(got.video, want.video)
-    assert "ran out of memory" in got.notices[0] and not small.encode("a lamp", Watch()).notices, "told once"
+    assert "ran out of memory" in got.told[0] and not small.encode("a lamp", Watch()).told, "told once"
 
 
 def test_h3_what_cannot_fit_is_refused_before_anything_is_read(monkeypatch):

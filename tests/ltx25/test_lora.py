@@ -69,6 +69,7 @@ SPELLINGS = {
     "diffusers": (lambda name: "transformer." + oracle_name(name + ".").removesuffix("."), (".lora_A.weight", ".lora_B.weight")),
     "old diffusers": (lambda name: name, (".lora.down.weight", ".lora.up.weight")),
     "peft": (lambda name: f"base_model.model.{name}", (".lora_A.default.weight", ".lora_B.default.weight")),
+    "peft of a whole": (lambda name: f"base_model.model.diffusion_model.{name}", (".lora_A.weight", ".lora_B.weight")),
 }
 
 
