@@ -144,7 +144,7 @@ def test_no_back_end_meets_an_address_it_cannot_load(name, gates, monkeypatch):
     """Small models' merged products are any width; a misaligned load would end the process' use of the device."""
     monkeypatch.setattr(module, "_CHOICES", Choices(None))
     monkeypatch.setenv("LTX25_ATTENTION", name)
-    q, k, v = parts_of_a_product(4, 16, gates, torch.bfloat16, CUDA)
+    q, k, v = parts_of_a_product(4, 16, gates, torch.bfloat16, torch.device("cuda"))
     try:
         got = module.attention(q, k, v, None)
     except ImportError:
