@@ -24,7 +24,9 @@ import torch
 from ..kernels.attention import choices
 from .audio.decode import decode_audio
 from .audio.encode import encode_audio
+from .checkpoint import Header
 from .config.transformer import CONNECTOR_TENSORS
+from .config.upscaler import UpscalerConfig
 from .connector import Conditioning, Connectors, context_length
 from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
@@ -54,7 +56,7 @@ from .replay import Replay, graphs_wanted
 from .residency import Arbiter, Part, Standalone
 from .room import check_host_room, check_room, smaller_clip
 from .sampler import check_job, sampler_of
-from .schedule import STEPS, check_sigmas, sigmas_of
+from .schedule import STAGE_2, STEPS, check_sigmas, sigmas_of
 from .shapes import OUTPUT_RATE, AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from .switches import check_switches
 from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
@@ -100,7 +102,7 @@ class Engine:
         self._untold = dict(opened.decoded)  # what is still to be said, once
         self._captured = _Captured()
         self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
-        self._texts = KeptTexts(sigmas_of("distilled_stage2", STEPS), KEPT_TEXTS)  # 0, its end, is the level of a frozen stream
+        self._texts = KeptTexts(sigmas_of(STAGE_2, STEPS), KEPT_TEXTS)  # 0, its end, is the level of a frozen stream
         self._loras: tuple[Lora, ...] = ()
         self._base: Engine | None = None  # keeps alive what drops the graphs
         self._group_seconds: dict[Hashable, float] = {}  # per kind of group of the transformer, from run to run
@@ -331,6 +333,11 @@ class Engine:
         working = hearing_bytes(self._opened.audio.vae, wave.shape[-1], max(rate, 1))
         return self._in_room(part, working, "this sound", watch, lambda: encode_audio(part["encoder"], wave, rate, watch))
 
+    def upscaler(self, file: Path) -> tuple[Header, UpscalerConfig]:
+        """A latent upscaler file, checked for this model by its header. Raises FileError."""
+        config, part = self._optional.upscaler(file)
+        return part.pieces[0].header, config
+
     @torch.inference_mode()
     def upscale(self, latent: torch.Tensor, file: Path, watch: Watch) -> torch.Tensor:
         """A video latent (B, C, t, h, w) enlarged by a latent upscaler file; float32 CPU. Raises FileError, InputError."""
@@ -502,7 +509,8 @@ class Engine:
         """Dev and distilled files differ in nothing but their weights: only the name tells that the recipe is the other's."""
         name = self.headers["transformer"].name
         if "distilled" not in name:
-            return []
+            refines = job.schedule == STAGE_2 and not any(lora.strength for lora in self._loras)
+            return [f"{name} is a dev file by its name, and schedule '{STAGE_2}' is for the distilled file, or for this one with the distilled LoRA."] if refines and "-dev-" in name else []
         notices = []
         if job.schedule == "ltx2":
             notices.append(f"{name} is a distilled file by its name: schedule 'distilled' is its own, 'ltx2' is for the dev file.")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from .errors import InputError
 
-SCHEDULES = ("ltx2", "distilled", "distilled_stage2")
+STAGE_2 = "distilled_stage2"
+SCHEDULES = ("ltx2", "distilled", STAGE_2)
 STEPS = 30  # of the published recipe (ltx_pipelines.utils.constants, 2.5)
 HQ_STEPS = 15  # of the same file's HQ preset, which samples with res_2s
 TOKENS = 4096  # the pipelines schedule every clip as if it had so many
@@ -30,7 +31,7 @@ def sigmas_of(schedule: str, steps: int, tokens: int = TOKENS) -> tuple[float, .
         return ltx2(steps, tokens)
     if schedule == "distilled":
         return _float32(DISTILLED)
-    if schedule == "distilled_stage2":
+    if schedule == STAGE_2:
         return _float32(DISTILLED_STAGE2)
     raise InputError(f"schedule '{schedule}' is not one of {', '.join(SCHEDULES)}.")
 

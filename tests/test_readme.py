@@ -68,7 +68,7 @@ def test_commands_shown_are_commands_that_exist():
     known = {command.__name__.rsplit(".", 1)[1] for command in COMMANDS}
     shown = set(re.findall(r"ltx25 (\w+)", "\n".join(re.findall(r"^    .*ltx25 .*$|`ltx25 [^`]+`", README, re.MULTILINE))))
     assert shown <= known and {"render", "tiny"} <= shown
-    flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", README)) - {"--help"}
+    flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", README)) - {"--help"}
     choices = parser()._subparsers._group_actions[0].choices
     assert flags <= set(choices["render"]._option_string_actions) | set(choices["plan"]._option_string_actions)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InputError
@@ -36,6 +37,13 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
+
+
+def path_of(text: str) -> Path:
+    """A file or folder, for argparse. An empty name, as of a variable that is not set, would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"'{text}' is no path; write the name of a file or folder.")
+    return Path(text)
 
 
 def _whole_number(text: str) -> int:

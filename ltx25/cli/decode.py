@@ -8,6 +8,7 @@ from pathlib import Path
 from ..engine import Engine, Options
 from ..instrument import RunRecord, files_facts, machine
 from ..kept import SUFFIX, Kept
+from .arguments import path_of
 from .finish import checked_output, finish, recorded
 from .render import SLOTS, chosen_device, chosen_files
 from .runs import DEFAULT_RUNS, runs_folder
@@ -20,15 +21,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="decode a latent that a render kept",
         description=f"Decode a latent (*{SUFFIX}) to what its render would have written. A render keeps it where decoding or writing fails. The latent stays.",
     )
-    parser.add_argument("latent", type=Path, metavar=f"FILE{SUFFIX}")
+    parser.add_argument("latent", type=path_of, metavar=f"FILE{SUFFIX}")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4", help="with an HDR transfer: a new folder")
     models = parser.add_argument_group("model files (all four; none: those the latent was made with)")
     for slot in SLOTS:
-        models.add_argument("--" + slot.replace("_", "-"), type=Path, metavar="FILE")
+        models.add_argument("--" + slot.replace("_", "-"), type=path_of, metavar="FILE")
     parser.add_argument("--tiny", action="store_true", help="the tiny checkpoint")
     parser.add_argument("--tiling", choices=("auto", "off"), default="auto", help="of the video decode, default auto")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
-    parser.add_argument("--runs", metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
+    parser.add_argument("--runs", type=path_of, metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 

@@ -21,7 +21,7 @@ from ..instrument.plan_text import (
 from ..instrument.planner import Planner
 from ..parts import open_parts
 from ..request import Request
-from .arguments import parsed
+from .arguments import parsed, path_of
 from .render import DEFAULTS, FLAGS, OPTIONS, SLOTS, TINY_DEFAULTS, chosen_device, chosen_files, flag, flag_takes
 from .runs import runs_folder
 
@@ -51,10 +51,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument(flag(name), choices=OPTIONS[name], default="auto", help="default auto")
     models = parser.add_argument_group("model files (all four; none: the published sizes)")
     for slot in SLOTS:
-        models.add_argument(flag(slot), metavar="FILE")
+        models.add_argument(flag(slot), type=path_of, metavar="FILE")
     models.add_argument("--tiny", action="store_true", help="the tiny checkpoint, with the defaults a render with it has (in brackets)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
-    parser.add_argument("--runs", metavar="DIR", help="folder of the records (default: LTX25_RUNS, else ltx25_runs)")
+    parser.add_argument("--runs", type=path_of, metavar="DIR", help="folder of the records (default: LTX25_RUNS, else ltx25_runs)")
     parser.set_defaults(run=run)
 
 

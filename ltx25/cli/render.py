@@ -27,9 +27,10 @@ from ..sampler import SAMPLERS
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
-from .arguments import parsed
+from .arguments import parsed, path_of
 from .finish import checked_output, finish, keeping, recorded, tell
 from .runs import DEFAULT_RUNS, runs_folder
+from .second_stage import SecondStage
 from .told import MODES, Told, parse_lora
 
 SLOTS = tuple(field.name for field in fields(Files))
@@ -87,8 +88,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.mp4", help="with an HDR transfer: a new folder")
     models = parser.add_argument_group("model files (all four, or none for the tiny checkpoint)")
     for slot in SLOTS:
-        models.add_argument(flag(slot), type=Path, metavar="FILE")
-    models.add_argument("--lora", action="append", default=[], metavar="FILE[:STRENGTH]", help="on the transformer, strength 1 unless given; may be repeated")
+        models.add_argument(flag(slot), type=path_of, metavar="FILE")
+    models.add_argument("--lora", action="append", default=[], type=parsed(parse_lora), metavar="FILE[:STRENGTH]", help="on the transformer, strength 1 unless given; may be repeated")
     models.add_argument("--tiny", action="store_true", help="the tiny checkpoint: the default when no file is named")
     request = parser.add_argument_group("the clip (defaults of the tiny checkpoint in brackets)")
     for name, (kind, text) in FLAGS.items():
@@ -103,8 +104,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="a picture at a frame, 0 the first and -1 the last; without @FRAME the first; may be repeated",
     )
     told.add_argument("--crf", type=int, help=f"video compression that pictures go through first, 0 is off; default {CRF}")
-    told.add_argument("--audio", type=Path, metavar="FILE", help="sound of your own, any rate and layout")
+    told.add_argument("--audio", type=path_of, metavar="FILE", help="sound of your own, any rate and layout")
     told.add_argument("--audio-mode", choices=MODES, help=f"soundtrack: the clip's sound, which the video follows; voice: new sound resembles it; default {MODES[0]}")
+    stages = parser.add_argument_group("two stages: the clip is made at half its size, enlarged, and refined in three unguided steps")
+    stages.add_argument("--upscaler", type=path_of, metavar="FILE", help="the spatial upscaler; width and height are then multiples of 64")
+    stages.add_argument(
+        "--stage2-lora",
+        action="append",
+        default=[],
+        type=parsed(parse_lora),
+        metavar="FILE[:STRENGTH]",
+        help="on the transformer in stage 2 alone, beside those of --lora: the distilled LoRA where stage 1 is guided; the sound is then that of stage 1; may be repeated",
+    )
     engine = parser.add_argument_group("how it runs")
     for name, choices in OPTIONS.items():
         engine.add_argument(flag(name), choices=choices, default=choices[0], help=f"default {choices[0]}")
@@ -116,8 +127,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help=f"default {SDR}; the others, for a model with an HDR LoRA in its file, write linear light as EXR frames with the sound beside them",
     )
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ...; default auto")
-    engine.add_argument("--runs", metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
-    engine.add_argument("--profile", action="store_true", help="trace one step and say where its time goes")
+    engine.add_argument("--runs", type=path_of, metavar="DIR", help=f"where run records go; default LTX25_RUNS, else {DEFAULT_RUNS}")
+    engine.add_argument("--profile", action="store_true", help="trace one step, of stage 1 where there are two, and say where its time goes")
     engine.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
@@ -130,25 +141,31 @@ def run(arguments: argparse.Namespace) -> int:
     told.check(request)
     device = chosen_device(arguments.device)
     engine = Engine.open(files, Options(**{name: getattr(arguments, name) for name in OPTIONS}), device)
-    engine = engine.with_loras([parse_lora(text) for text in arguments.lora]) if arguments.lora else engine
-    request = replace(request, compression=engine.compression)
-    job = _job(engine, request, arguments.batch_size)
-    prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
     folder = runs_folder(arguments.runs)
     engine.forecast = forecaster(folder, device)
-    record = RunRecord(folder, _facts(engine, request, job), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
-    return recorded(record, device, arguments.quiet, lambda watch: _render(engine, request, job, told, arguments, output, record, watch))
+    engine = engine.with_loras(arguments.lora) if arguments.lora else engine
+    request = replace(request, compression=engine.compression)
+    second = SecondStage.of(arguments.upscaler, arguments.stage2_lora, engine, request)
+    job = _job(engine, request if second is None else second.first(request), request, arguments.batch_size)
+    prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
+    record = RunRecord(folder, _facts(engine, request, job, second), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
+    return recorded(record, device, arguments.quiet, lambda watch: _render(engine, request, job, second, told, arguments, output, record, watch))
 
 
 def _render(
-    engine: Engine, request: Request, job: SampleJob, told: Told, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
+    engine: Engine, request: Request, job: SampleJob, second: SecondStage | None, told: Told, how: argparse.Namespace, output: Path, record: RunRecord, watch: Watch
 ) -> list[str]:
     """Encode, sample, decode and write; returns a line about each file."""
     positive = engine.encode(request.prompt, watch)
     negative = None if request.negative is None else engine.encode(request.negative, watch)
-    audio, conditions = told.tell(engine, request, job, watch)
-    clip = engine.sample(replace(job, audio=audio, conditions=conditions, positive=positive, negative=negative), watch, how.profile)
-    for notice in (*positive.told, *(negative.told if negative else ()), *clip.notices):
+    audio, heard = told.sound_of(request, job, engine, watch)
+    seen = told.pictures_at(engine.video_shape(job.video), engine, watch)
+    again = () if second is None else told.pictures_at(request.video, engine, watch)
+    job = replace(job, audio=audio, conditions=(*seen, *heard), positive=positive, negative=negative)
+    clip = engine.sample(job, watch, how.profile)
+    if second is not None:
+        clip = second.refine(job, clip, (*again, *heard), watch)
+    for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices)):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, chosen_files(how)[0], how.transfer)
@@ -156,29 +173,29 @@ def _render(
         return finish(engine, kept, how.tiling, output, record, watch, told.soundtrack(request))
 
 
-def _job(engine: Engine, request: Request, batch: int) -> SampleJob:
-    """The job, checked as far as it can be before a prompt is encoded: `engine.facts` checks the rest."""
-    engine.check_frames(request.video.latent(engine.compression), max(batch, 1))
-    engine.check_sound(clip_samples(request.frames, request.frame_rate), max(batch, 1))
-    video, audio = empty_latents(request.video, request.frame_rate, batch, engine.compression)
-    guidance = request.guidance_by_sigma(engine.blocks)
-    sigmas, schedule = request.noise_levels()
+def _job(engine: Engine, first: Request, whole: Request, batch: int) -> SampleJob:
+    """The job of the first stage, checked as far as it can be before a prompt is encoded: `engine.facts` checks the rest."""
+    engine.check_frames(whole.video.latent(engine.compression), max(batch, 1))
+    engine.check_sound(clip_samples(whole.frames, whole.frame_rate), max(batch, 1))
+    video, audio = empty_latents(first.video, first.frame_rate, batch, engine.compression)
+    guidance = first.guidance_by_sigma(engine.blocks)
+    sigmas, schedule = first.noise_levels()
     nothing = Conditioning(torch.zeros(0), torch.zeros(0), ())
     return SampleJob(
         video=video,
         audio=audio,
         video_mask=None,
         audio_mask=None,
-        frame_rate=request.frame_rate,
-        seed=request.seed,
+        frame_rate=first.frame_rate,
+        seed=first.seed,
         positive=nothing,
-        negative=None if request.negative is None else nothing,
+        negative=None if first.negative is None else nothing,
         video_guidance=guidance[0],
         audio_guidance=guidance[1],
         sigmas=sigmas,
         schedule=schedule,
-        sampler=request.sampler,
-        eta=request.eta,
+        sampler=first.sampler,
+        eta=first.eta,
         conditions=(),
     )
 
@@ -205,16 +222,18 @@ def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
     return Request(prompt=arguments.prompt, **values)
 
 
-def _facts(engine: Engine, request: Request, job: SampleJob) -> dict[str, object]:
+def _facts(engine: Engine, request: Request, job: SampleJob, second: SecondStage | None) -> dict[str, object]:
     """The run record's header: machine, files, options, geometry, what will run, settings. Prompts go their own way."""
     geometry = ("width", "height", "frames", "frame_rate")
     settings = {name: getattr(request, name) for name in FLAGS if name not in ("negative", *geometry)}
+    headers, more = (engine.headers, {}) if second is None else ({**engine.headers, "upscaler": second.header}, {"stage2": second.facts(request, job)})
     return {
         **machine(engine.device),
-        "files": files_facts(engine.headers),
+        "files": files_facts(headers),
         "options": vars(engine.options),
         "geometry": {**{name: getattr(request, name) for name in geometry}, "batch": len(job.audio)},
         **engine.facts(job),
+        **more,
         "settings": settings,
     }
 

@@ -16,11 +16,12 @@ from ..instrument.plot import plot_run
 from ..instrument.report import clip_text, law_lines, record_text, steps_text
 from ..instrument.table import aligned
 from ..instrument.units import counted, rate_text, seconds_text
+from .arguments import path_of
 
 DEFAULT_RUNS = "ltx25_runs"
 
 
-def runs_folder(argument: str | None) -> Path:
+def runs_folder(argument: Path | None) -> Path:
     """Where records are: --runs, else LTX25_RUNS, else ltx25_runs in the current folder."""
     return Path(argument or os.environ.get("LTX25_RUNS") or DEFAULT_RUNS)
 
@@ -28,7 +29,7 @@ def runs_folder(argument: str | None) -> Path:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Register `runs`; the parsed arguments carry the function to call as `run`."""
     parser = subparsers.add_parser("runs", help="show, plot and compare run records, and fit the cost law of this device")
-    where = {"metavar": "DIR", "help": f"folder of the records (default: LTX25_RUNS, else {DEFAULT_RUNS})"}
+    where = {"type": path_of, "metavar": "DIR", "help": f"folder of the records (default: LTX25_RUNS, else {DEFAULT_RUNS})"}
     parser.add_argument("--runs", **where)
     commands = parser.add_subparsers(dest="runs_command", required=True, metavar="{show,plot,compare,fit}")
     which = "file, part of a name, 'last' or 'last-1'"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..instrument.units import bytes_text
 from ..tiny import write_tiny
+from .arguments import path_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -16,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Write a complete set of LTX-2.5 files in small: published names and layout, random weights, a few MB. "
         "DIR may be ComfyUI's models folder.",
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="gets diffusion_models, text_encoders, vae, latent_upscale_models, model_patches and loras")
+    parser.add_argument("folder", metavar="DIR", type=path_of, help="gets diffusion_models, text_encoders, vae, latent_upscale_models, model_patches and loras")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
     parser.set_defaults(run=run)
 

@@ -21,7 +21,7 @@ from ..image import CRF, WORST_CRF, prepare_images
 from ..instrument import Watch
 from ..moments import fit_latent, fit_wave
 from ..request import Request
-from ..shapes import OUTPUT_RATE, clip_samples
+from ..shapes import OUTPUT_RATE, VideoShape, clip_samples
 
 MODES = ("soundtrack", "voice")
 
@@ -70,19 +70,20 @@ class Told:
         for pinned in self.pictures:
             pixel_frame(pinned.frame, request.frames)
 
-    def tell(self, engine: Engine, request: Request, job: SampleJob, watch: Watch) -> tuple[torch.Tensor, tuple[Condition, ...]]:
-        """Encode everything: the job's sound, or one's own in its place, and the conditions."""
-        items: list[Condition] = []
-        for pinned in self.pictures:
-            prepared = prepare_images(pinned.picture, request.height, request.width, self.crf)
-            items.append(Image(engine.encode_video(prepared, watch), pinned.frame, pinned.strength))
+    def pictures_at(self, clip: VideoShape, engine: Engine, watch: Watch) -> tuple[Condition, ...]:
+        """The pictures as conditions of a clip of this size."""
+        prepared = [(prepare_images(pinned.picture, clip.height, clip.width, self.crf), pinned) for pinned in self.pictures]
+        return tuple(Image(engine.encode_video(picture, watch), pinned.frame, pinned.strength) for picture, pinned in prepared)
+
+    def sound_of(self, request: Request, job: SampleJob, engine: Engine, watch: Watch) -> tuple[torch.Tensor, tuple[Condition, ...]]:
+        """The job's sound latent, or one's own in its place, and the conditions on it."""
         if self.sound is None:
-            return job.audio, tuple(items)
+            return job.audio, ()
         wave, rate = self.sound.wave, self.sound.rate
         if self.sound.voice:
-            return job.audio, (*items, ReferenceAudio(engine.encode_audio(wave, rate, watch), 1.0))
+            return job.audio, (ReferenceAudio(engine.encode_audio(wave, rate, watch), 1.0),)
         fitted = engine.encode_audio(fit_wave(wave, rate, request.frames, request.frame_rate), rate, watch)
-        return fit_latent(fitted, request.frames, request.frame_rate).expand_as(job.audio), (*items, Frozen("audio"))
+        return fit_latent(fitted, request.frames, request.frame_rate).expand_as(job.audio), (Frozen("audio"),)
 
     def soundtrack(self, request: Request) -> torch.Tensor | None:
         """One's own sound as it goes into the file, (1, 2, N) at 48 kHz: better than any decoded one. None: the clip's is new."""
@@ -94,8 +95,10 @@ class Told:
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
-    """FILE or FILE:STRENGTH. A strength that is no number belongs to the file's name."""
+    """FILE or FILE:STRENGTH. A strength that is no number belongs to the file's name. Raises InputError where no file is named."""
     name, strength = _strength(text)
+    if not name.strip() or name.startswith(":"):
+        raise InputError(f"'{text}' names no file; write it like style.safetensors or style.safetensors:0.7.")
     return Path(name), strength
 
 

@@ -24,17 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25.connector import Conditioning  # noqa: E402
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob  # noqa: E402
-from comfyui_ltx25.ltx25.guidance import Bins, Guidance  # noqa: E402
+from comfyui_ltx25.ltx25.guidance import OFF, Bins  # noqa: E402
 from comfyui_ltx25.ltx25.instrument import DeviceMeter, RunRecord, Sink, Watch, files_facts, machine  # noqa: E402
 from comfyui_ltx25.ltx25.latents import empty_latents  # noqa: E402
-from comfyui_ltx25.ltx25.schedule import sigmas_of  # noqa: E402
+from comfyui_ltx25.ltx25.schedule import DISTILLED  # noqa: E402
 from comfyui_ltx25.ltx25.shapes import VideoShape, clip_samples  # noqa: E402
+from comfyui_ltx25.ltx25.stages import first_size, refinement  # noqa: E402
 from comfyui_ltx25.tests.bench.published_files import FILES  # noqa: E402
 from comfyui_ltx25.tests.support.tiny import tiny_files  # noqa: E402
 
 PROMPT, RATE = "a lighthouse at dawn, waves and a distant bell", 24.0
 UNKNOWN = Conditioning(torch.zeros(0), torch.zeros(0), ())  # until the prompt is encoded
-PLAIN = Bins.constant(Guidance(1.0, 0.0, 1.0, 0.7, frozenset(), 0))
 
 
 class Seconds(Sink):
@@ -72,7 +72,7 @@ def _repeats(engine: Engine, upscaler: Path, options: argparse.Namespace) -> dic
     width, height = map(int, options.size.split("x"))
     seconds, records = [], []
     for seed in range(options.repeat):
-        first = _job(engine, VideoShape(options.frames, height // 2, width // 2), "distilled", seed)
+        first = _job(engine, first_size(VideoShape(options.frames, height, width), engine.upscaler(upscaler)[1], engine.compression), seed)
         geometry = {"width": width, "height": height, "frames": options.frames, "frame_rate": RATE, "batch": 1}
         record = RunRecord(options.runs, {**machine(engine.device), "files": files_facts(engine.headers), "geometry": geometry, **engine.facts(first)}, {}, False)
         phases = Seconds()
@@ -81,10 +81,10 @@ def _repeats(engine: Engine, upscaler: Path, options: argparse.Namespace) -> dic
             try:
                 begin = time.perf_counter()
                 prompt = engine.encode(PROMPT, watch)
-                small = engine.sample(replace(first, positive=prompt), watch)
+                first = replace(first, positive=prompt)
+                small = engine.sample(first, watch)
                 large = engine.upscale(small.video, upscaler, watch)
-                second = replace(_job(engine, VideoShape(options.frames, height, width), "distilled_stage2", seed + 1), video=large, audio=small.audio)
-                clip = engine.sample(replace(second, positive=prompt), watch)
+                clip = engine.sample(refinement(first, large, small.audio), watch)
                 frames = engine.decode_video(clip.video, seed, "auto", watch)
                 sound = engine.decode_audio(clip.audio, clip_samples(options.frames, RATE), watch)
                 seconds.append(round(time.perf_counter() - begin, 3))
@@ -97,10 +97,10 @@ def _repeats(engine: Engine, upscaler: Path, options: argparse.Namespace) -> dic
     return {"seconds": seconds, "phases": phases.of, "record": records[-1]}
 
 
-def _job(engine: Engine, shape: VideoShape, schedule: str, seed: int) -> SampleJob:
+def _job(engine: Engine, shape: VideoShape, seed: int) -> SampleJob:
     video, audio = empty_latents(shape, RATE, 1, engine.compression)
-    sigmas = sigmas_of(schedule, 8)
-    return SampleJob(video, audio, None, None, RATE, seed, UNKNOWN, None, PLAIN, PLAIN, sigmas, schedule, "auto", 1.0, ())
+    plain = Bins.constant(OFF)
+    return SampleJob(video, audio, None, None, RATE, seed, UNKNOWN, None, plain, plain, DISTILLED, "distilled", "auto", 1.0, ())
 
 
 if __name__ == "__main__":
