@@ -12,6 +12,7 @@
 | the forwards of a step, and how they mix | guidance.py, predictor.py, flight.py |
 | one forward: both streams through the blocks | dit/, graphs.py |
 | latents -> frames, latents -> sound | video/, audio/ |
+| a job, checked; what a phase needs; a way that fits | preparing.py, sizing.py, fitting.py |
 | all of it in order, and what it is asked and answers | engine.py, job.py |
 | what ran, how long, on what | instrument/ |
 """

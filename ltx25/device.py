@@ -41,6 +41,11 @@ class Mark:
         return earlier._event.elapsed_time(self._event) / 1000
 
 
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """What weights and activations are in where nothing asks for more."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def release(device: torch.device) -> None:
     """Give cached, unused device memory back."""
     if device.type == "cuda":

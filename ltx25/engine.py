@@ -28,58 +28,42 @@ from .checkpoint import Header
 from .config.transformer import CONNECTOR_TENSORS
 from .config.upscaler import UpscalerConfig
 from .connector import Conditioning, Connectors, context_length
-from .denoise import ModelShape, drafts_of, job_of, run
 from .denoise import Sampled as Clip
-from .device import release, release_host
+from .denoise import run
+from .device import compute_dtype, release, release_host
 from .dit import check_fp8
 from .dit.kept_text import KeptTexts
 from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, choose, fit
 from .graphs import GraphedDiT
-from .guidance import check_guidance
 from .hdr import SDR, check_transfer
 from .instrument import Phase, Watch
-from .instrument.memory import host_free, is_unified
 from .instrument.profile import ProfiledTransformer, StepWork
 from .instrument.units import bytes_text
-from .instrument.work import sample_work
-from .job import Options, Prepared, Sampled, SampleJob, contexts_of
-from .latents import COPIES
+from .job import Options, Sampled, SampleJob
 from .lora import Adapter, Lora
 from .lora.adapter import SPARE
 from .optional import OptionalParts
 from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, Opened, open_parts
 from .precision import full_precision
 from .predictor import Denoise, Predictor, Transformer
+from .preparing import Prepared, facts_of, prepare
 from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
 from .replay import Replay, graphs_wanted
 from .residency import Arbiter, Part, Standalone
-from .room import check_host_room, check_room, smaller_clip
-from .sampler import check_job, sampler_of
-from .schedule import STAGE_2, STEPS, check_sigmas, sigmas_of
-from .shapes import OUTPUT_RATE, AudioLatentShape, Compression, VideoLatentShape, VideoShape
+from .schedule import STAGE_2, STEPS, sigmas_of
+from .shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
+from .sizing import Sizing
 from .switches import check_switches
-from .text import MAX_TOKENS, Features, TextEncoder, Tokenizer
-from .text import working_bytes as text_bytes
+from .text import Features, TextEncoder, Tokenizer
 from .upscaler import upscale, working_bytes
 from .video import decode_video
-from .working import (
-    connecting_bytes,
-    decoding_bytes,
-    frames_bytes,
-    hearing_bytes,
-    sampling_bytes,
-    seeing_bytes,
-    sounding_bytes,
-    timing_bytes,
-    wave_bytes,
-)
+from .working import connecting_bytes, frames_bytes, hearing_bytes, sounding_bytes, timing_bytes
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
 
 TEXT_GRAPHS = {TEXT: 2, CONNECTORS: 1}  # kept at a time: a prompt and its negative differ in length, their contexts do not
 KEPT_TEXTS = 4 << 30  # bytes of text keys and values to hold: at the published sizes those of stage 2 and of frozen sound
-DECODE_ROOM = 2 << 30  # bytes a video decode may ask others to leave for its speed; more only where it cannot do without
 
 
 class Engine:
@@ -93,6 +77,7 @@ class Engine:
         self.headers = opened.headers
         self._opened = opened
         self._optional = OptionalParts(opened, device)
+        self._sizing = Sizing(opened, options, device)
         self.arbiter: Arbiter = Standalone(self.parts)
         self.forecast: Callable[[Mapping[str, object]], str] = _no_forecast
         self._tokenizer: Tokenizer | None = None
@@ -147,7 +132,7 @@ class Engine:
     @property
     def batched(self) -> bool:
         """Whether legs run side by side."""
-        return self.options.legs == "batched" or (self.options.legs == "auto" and self.device.type != "cpu")
+        return self.options.batched(self.device)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -185,8 +170,7 @@ class Engine:
             with part.during(watch):
                 return TextEncoder(tokenizer, part["tower"], part["projection"], self._graphs(part)).encode(text, watch)
 
-        ways = [Way("one prompt", text_bytes(self._opened.tower, MAX_TOKENS, self._dtype.itemsize))]
-        features, told = fit(self.arbiter, part, ways, self._advice, watch, run_encoder)
+        features, told = fit(self.arbiter, part, [self._sizing.prompt()], self._sizing.prompt_advice, watch, run_encoder)
         video, audio = self._connect(features.video, features.audio, watch)
         encoded = Conditioning(video, audio, (str(features.tokens) + ".",) if features.tokens.truncated else ())
         self._prompts.put(text, encoded)
@@ -204,7 +188,7 @@ class Engine:
         group. Contexts may be empty placeholders. Raises InputError as `sample` does, for want of memory, too.
         """
         ready = self._prepare(job)
-        choose(self.arbiter, self._opened.parts[TRANSFORMER], self._ways(ready), partial(self._sampling_advice, ready))
+        choose(self.arbiter, self._opened.parts[TRANSFORMER], self._sizing.ways(ready), partial(self._sizing.sampling_advice, ready))
         return self._facts(ready, job)
 
     @torch.inference_mode()
@@ -215,22 +199,22 @@ class Engine:
         """
         ready = self._prepare(job)
         part, texts = self._adapted(watch), ()
-        if self._ways(ready)[0].working + SPARE > self.arbiter.free(self.device):
+        if self._sizing.ways(ready)[0].working + SPARE > self.arbiter.free(self.device):
             self._texts.drop()  # before anything else makes room
 
         def run_steps(way: Way) -> Clip:
             nonlocal texts
-            plan = ready.on(self.device, self._dtype, way.batched)
-            facts = self._facts(replace(ready, job=plan), job)
+            here = ready.on(self.device, self._dtype, way.batched)
+            plan, facts = here.job, self._facts(here, job)
             traced = self._traced(plan, facts, watch) if profile else None
-            self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - self._sampling_bytes(ready, way.batched) - SPARE)
+            self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - way.working - SPARE)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
                 prediction = self.forecast(facts)
                 clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, self._group_seconds, self._texts)
             texts = traced.texts if traced else ()
             return clip
 
-        clip, told = fit(self.arbiter, part, self._ways(ready), partial(self._sampling_advice, ready), watch, run_steps)
+        clip, told = fit(self.arbiter, part, self._sizing.ways(ready), partial(self._sizing.sampling_advice, ready), watch, run_steps)
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
@@ -249,19 +233,18 @@ class Engine:
         part = self._adapted(watch)
 
         def run_call(way: Way) -> dict[str, torch.Tensor]:
-            plan = ready.on(self.device, self._dtype, way.batched)
-            x = {}
+            here, x = ready.on(self.device, self._dtype, way.batched), {}
             for name, grid, patchify in (("video", video, patchify_video), ("audio", audio, patchify_audio)):
                 if grid is not None:
                     x[name] = patchify(grid.float()).contiguous().to(self.device)
-            facts = self._facts(replace(ready, job=plan), job)
+            plan, facts = here.job, self._facts(here, job)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
                 predictor = Predictor(self._dit, plan, phase, self.device, self._dtype, "", self._group_seconds)
                 x0 = predictor(x).x0
                 predictor.flight.land()
                 return {name: ready.drafts[name].grid(tokens).float().cpu() for name, tokens in x0.items()}
 
-        grids, _ = fit(self.arbiter, part, self._ways(ready), partial(self._sampling_advice, ready), watch, run_call)
+        grids, _ = fit(self.arbiter, part, self._sizing.ways(ready), partial(self._sizing.sampling_advice, ready), watch, run_call)
         return grids.get("video"), grids.get("audio")
 
     @torch.inference_mode()
@@ -276,25 +259,15 @@ class Engine:
         part = self._optional.wide_video_decoder() if wide else self._opened.parts[VIDEO_VAE]
         if latent.ndim == 5 and 0 not in latent.shape:  # what is no latent is refused by the decoder
             self.check_frames(VideoLatentShape(*latent.shape[1:]), len(latent))
-            beside = frames_bytes(self.video_shape(latent), len(latent)) if self._one_memory else 0
-        self.arbiter.ready([part], self._decode_room(latent, 4 if wide else self._dtype.itemsize) + beside, watch)
+            beside = frames_bytes(self.video_shape(latent), len(latent)) if self._sizing.one_memory else 0
+        self.arbiter.ready([part], self._sizing.decoding(latent, 4 if wide else self._dtype.itemsize) + beside, watch)
         free = max(0, self.arbiter.free(self.device) - beside)
         with full_precision() if wide else contextlib.nullcontext():
             return decode_video(part["decoder"], latent, tiling=tiling, seed=seed, watch=watch, free=free, transfer=transfer)
 
     def check_frames(self, latent: VideoLatentShape, batch: int) -> None:
         """Raise InputError where host memory has no room for the frames of `batch` clips, with all that may leave it gone."""
-        clip = latent.pixels(self.compression)
-        made, beside, room = frames_bytes(clip, batch), 0, host_free()
-        if self._one_memory and room is not None:  # the decoder works in it, and other parts may leave it
-            beside = self._opened.parts[VIDEO_VAE].least
-            beside += decoding_bytes(self._opened.video.decoder, latent, self._dtype.itemsize, self.device.type, 0)
-            room = self.arbiter.room(self.device)
-
-        def advice(share: float) -> str:
-            return smaller_clip(clip, self.compression, batch, max(0, room - beside) / made, latents=False) + "; a latent that was made is kept"
-
-        check_room(f"decoding {batch * clip.frames} frames of {clip.width} x {clip.height} px", made + beside, room, advice)
+        self._sizing.check_frames(latent, batch, self.arbiter)
 
     @torch.inference_mode()
     def decode_audio(self, latent: torch.Tensor, samples: int | None, watch: Watch) -> torch.Tensor:
@@ -308,12 +281,7 @@ class Engine:
 
     def check_sound(self, samples: int, batch: int) -> None:
         """Raise InputError where host memory has no room for `batch` waves of `samples` at 48 kHz."""
-        seconds = samples / OUTPUT_RATE
-
-        def advice(share: float) -> str:
-            return f"make the clip at most {seconds * share:.0f} s long"
-
-        check_host_room(f"decoding {batch * seconds:.0f} s of sound", wave_bytes(samples, batch), advice)
+        self._sizing.check_sound(samples, batch)
 
     # What a clip can be told beside its prompt, and what it can become
 
@@ -324,7 +292,7 @@ class Engine:
         Raises InputError for sides that are not a multiple of a cell.
         """
         part = self._optional.video_encoder()
-        return self._in_room(part, self._seeing_bytes(images), "these pictures", watch, lambda: part["encoder"].encode(images, watch))
+        return self._in_room(part, self._sizing.seeing(images), "these pictures", watch, lambda: part["encoder"].encode(images, watch))
 
     @torch.inference_mode()
     def encode_audio(self, wave: torch.Tensor, rate: int, watch: Watch) -> torch.Tensor:
@@ -368,12 +336,7 @@ class Engine:
 
     @property
     def _dtype(self) -> torch.dtype:
-        return torch.float32 if self.device.type == "cpu" else torch.bfloat16
-
-    @property
-    def _one_memory(self) -> bool:
-        """Whether what lies on the host takes room from the device."""
-        return self.device.type == "cpu" or is_unified(self.device)
+        return compute_dtype(self.device)
 
     @property
     def _dit(self) -> Transformer:
@@ -442,130 +405,19 @@ class Engine:
         done, _ = fit(self.arbiter, part, [Way(what, working)], advice, watch, lambda way: run())
         return done
 
-    def _check_latents(self, job: SampleJob) -> None:
-        """Raise InputError where the host has no room for what sampling makes of the latents."""
-        latents = [latent for latent in (job.video, job.audio) if latent is not None]
-
-        def advice(share: float) -> str:
-            return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its size"
-
-        check_host_room("sampling this latent", COPIES * 4 * sum(latent.numel() for latent in latents), advice)
-
     def _prepare(self, job: SampleJob) -> Prepared:
-        self._check_latents(job)
-        config, vae = self._opened.dit, self._opened.audio.vae
-        model = ModelShape(config.in_channels, vae.latent_channels, vae.latent_bins)
-        drafts = drafts_of(
-            job.video, job.audio, model, job.frame_rate, self.compression, job.video_mask, job.audio_mask, job.conditions
-        )
-        guidance = {name: getattr(job, f"{name}_guidance") for name in drafts}
-        frozen = [name for name, draft in drafts.items() if draft.frozen]
-        notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
-        plan = job_of(
-            drafts,
-            contexts_of(job.positive, drafts),
-            None if job.negative is None else contexts_of(job.negative, drafts),
-            guidance,
-            check_sigmas(job.sigmas),
-            sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
-            self.blocks,
-            self.batched,
-        )
-        check_job(plan)
-        prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
-        return Prepared(drafts, plan, (*prompts, *notices, *self._recipe_notices(job, plan)))
+        return prepare(job, self._opened, self.batched, self._loras)
 
     def _facts(self, ready: Prepared, job: SampleJob) -> dict[str, object]:
-        plan = ready.job
-        tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
-        text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
-        batch = len(next(iter(ready.drafts.values())).latent)
-        first = next((legs for legs in plan.plans if legs is not None), None)
         part = self._opened.parts[TRANSFORMER]
-        streams = part.streams if part.loaded else part.wanted < part.bytes or part.bytes + self._sampling_bytes(ready, plan.batched) > self.arbiter.room(self.device)
-        how = {
-            "precision": self._opened.precision,
-            "residency": "stream" if streams else "resident",
-            "batched": plan.batched,
-            "graphs": graphs_wanted(self.device) and not streams,
-            **({"loras": [str(lora) for lora in self._loras]} if self._loras else {}),
-        }
-        return {
-            "tokens": tokens,
-            "steps": len(plan.sigmas) - 1,
-            "legs": [] if first is None else [leg.value for leg in first.legs],
-            "forwards": plan.forwards,
-            "sampler": type(plan.sampler).__name__,
-            "seed": job.seed,
-            **sample_work(self._opened.dit, plan.plans, tokens, text or context_length(0), batch, **how),
-        }
+        whole = part.bytes + self._sizing.sampling(ready, ready.job.batched)
+        streams = part.streams if part.loaded else part.wanted < part.bytes or whole > self.arbiter.room(self.device)
+        return facts_of(ready, job.seed, self._opened, self.device, streams, self._loras)
 
     def _decoded(self, part: str) -> tuple[str, ...]:
         """That weights were decoded on load, for the first run that used the part; nothing after it."""
         sentence = self._untold.pop(part, None)
         return () if sentence is None else (sentence,)
-
-    def _recipe_notices(self, job: SampleJob, plan: Denoise) -> list[str]:
-        """Dev and distilled files differ in nothing but their weights: only the name tells that the recipe is the other's."""
-        name = self.headers["transformer"].name
-        if "distilled" not in name:
-            refines = job.schedule == STAGE_2 and not any(lora.strength for lora in self._loras)
-            return [f"{name} is a dev file by its name, and schedule '{STAGE_2}' is for the distilled file, or for this one with the distilled LoRA."] if refines and "-dev-" in name else []
-        notices = []
-        if job.schedule == "ltx2":
-            notices.append(f"{name} is a distilled file by its name: schedule 'distilled' is its own, 'ltx2' is for the dev file.")
-        if any(legs is not None and len(legs.legs) > 1 for legs in plan.plans):
-            notices.append(f"{name} is a distilled file by its name and wants no guidance: set cfg and modality to 1 and stg to 0.")
-        return notices
-
-    def _ways(self, ready: Prepared) -> list[Way]:
-        """How the steps may run, fastest first."""
-        wanted = {"auto": (True, False) if self.batched else (False,), "batched": (True,), "sequential": (False,)}[self.options.legs]
-        names = {True: "legs side by side", False: "legs one after the other"}
-        return [Way(names[batched], self._sampling_bytes(ready, batched), batched) for batched in wanted]
-
-    def _sampling_bytes(self, ready: Prepared, batched: bool) -> int:
-        plans = [plan for plan in ready.job.plans if plan is not None]
-        legs = max((len(plan.legs) for plan in plans), default=1)
-        tokens = {name: draft.tokens for name, draft in ready.drafts.items()}
-        batch = len(next(iter(ready.drafts.values())).latent)
-        working = sampling_bytes(self._opened.dit, tokens, legs, batched, batch, self._dtype.itemsize, self.device.type)
-        return max(working, self._opened.parts[TRANSFORMER].making)
-
-    def _sampling_advice(self, ready: Prepared, short: int) -> str:
-        """What would make a denoise fit that lacks `short` bytes."""
-        ways = [f"{name}={value}" for name, value, small in (("residency", self.options.residency, "resident"), ("legs", self.options.legs, "batched")) if value == small]
-        if ways:
-            return f"choose another setting than {' and '.join(ways)}"
-        working = self._sampling_bytes(ready, False)
-        if short >= working:
-            return f"free {bytes_text(short)}, or use a smaller model file"
-        share = 1 - max(short, working // 5) / working
-        return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its {sum(d.tokens for d in ready.drafts.values())} tokens"
-
-    def _advice(self, short: int) -> str:
-        if self.options.residency == "resident":
-            return "choose residency auto or stream"
-        return f"free {bytes_text(short)}, for example by closing what else uses the device" if short > 0 else "close what else uses the device"
-
-    def _decode_room(self, latent: torch.Tensor, itemsize: int) -> int:
-        """What a decode in numbers of `itemsize` bytes needs, and up to DECODE_ROOM of what makes it faster. 0 for a latent that will be refused."""
-        config = self._opened.video.decoder
-        if latent.ndim != 5 or 0 in latent.shape:
-            return 0
-        shape = VideoLatentShape(*latent.shape[1:])
-        smallest, fastest = (decoding_bytes(config, shape, itemsize, self.device.type, room) for room in (0, None))
-        return max(smallest, min(fastest, DECODE_ROOM))
-
-    def _seeing_bytes(self, images: torch.Tensor) -> int:
-        """What encoding frames (F, H, W, 3) needs. 0 for frames that will be refused."""
-        config = self._opened.video.encoder
-        if images.ndim != 4 or 0 in images.shape:
-            return 0
-        frames, height, width, _ = images.shape
-        side = config.compression.side
-        shape = VideoLatentShape(config.latent_channels, (frames - 1) // config.compression.frames + 1, height // side, width // side)
-        return seeing_bytes(config, shape, self._dtype.itemsize)
 
     def _read_tokenizer(self, watch: Watch) -> Tokenizer:
         if self._tokenizer is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .device import compute_dtype
 from .errors import FileError, InputError
 from .image import cover, rgb
 from .instrument import Watch
@@ -115,7 +116,7 @@ def picture(image: torch.Tensor) -> Any:
 
 
 def _load(transformers: Any, model: Path, device: torch.device, pictures: bool) -> tuple[Any, Any]:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = compute_dtype(device)
     kind = transformers.AutoModelForImageTextToText if pictures else transformers.AutoModelForCausalLM
     reader = transformers.AutoProcessor if pictures else transformers.AutoTokenizer
     try:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from .conditions import Condition
 from .connector import Conditioning
-from .dit.modality import Contexts
 from .errors import InputError
 from .guidance import Bins
-from .latents import Draft
-from .plausible import doubts
-from .predictor import Denoise, Sampler
+from .predictor import Sampler
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,10 @@ class Options:
             if got not in choices:
                 raise InputError(f"{name} '{got}' does not exist; choose {' or '.join(choices)}.")
         return self
+
+    def batched(self, device: torch.device) -> bool:
+        """Whether legs run side by side on a device, where memory allows."""
+        return self.legs == "batched" or (self.legs == "auto" and device.type != "cpu")
 
 
 @dataclass(frozen=True)
@@ -84,32 +84,3 @@ class Sampled:
     @property
     def forwards(self) -> int:
         return sum(len(group) for group in self.legs)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A checked job: drafts by stream, the denoise with contexts still on the CPU, what to tell the user."""
-
-    drafts: dict[str, Draft]
-    job: Denoise
-    notices: tuple[str, ...]
-
-    def doubts(self, video: torch.Tensor | None) -> tuple[str, ...]:
-        """About a result that was made whole: from noise to the end, nothing of it given."""
-        draft, sigmas = self.drafts.get("video"), self.job.sigmas
-        whole = draft is not None and not draft.frozen and sigmas[-1] == 0 and bool((draft.mask[: draft.shape.tokens] == 1).all())
-        return doubts(video) if whole and video is not None else ()
-
-    def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Denoise:
-        job = self.job
-
-        def move(contexts: Contexts | None) -> Contexts | None:
-            if contexts is None:
-                return None
-            return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
-
-        return replace(job, positive=move(job.positive), negative=move(job.negative), batched=batched)
-
-
-def contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
-    return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)

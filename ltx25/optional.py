@@ -16,6 +16,7 @@ from .audio.encode import SoundEncoder
 from .checkpoint import Header, Kind, open_file, require_kind
 from .config.duration import DurationConfig, read_duration_config
 from .config.upscaler import UpscalerConfig, read_upscaler_config
+from .device import compute_dtype
 from .duration import DurationHead
 from .errors import FileError
 from .parts import VIDEO_VAE, Opened
@@ -40,7 +41,7 @@ class OptionalParts:
     def __init__(self, opened: Opened, device: torch.device) -> None:
         self._opened = opened
         self._device = device
-        self._compute = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self._compute = compute_dtype(device)
         self._known: dict[str, tuple[object, Any, Part]] = {}  # by name: what it was opened from, its config, the part
 
     @property

@@ -22,6 +22,7 @@ from .config.text_layout import PROJECTION, TextLayout
 from .config.transformer import CONNECTOR_TENSORS, read_transformer, transformer_prefix
 from .config.video import VideoVAEConfig, read_video_config
 from .connector import Connector
+from .device import compute_dtype
 from .dit import KEEP_STORED, DiT, fp8_layers
 from .errors import FileError
 from .formats import Held
@@ -92,7 +93,7 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
     dit, connectors = read_transformer(transformer)
     video, audio = read_video_config(headers["video_vae"]), read_audio_config(headers["audio_vae"])
     _check_latents(headers, dit, video, audio)
-    compute = torch.float32 if device.type == "cpu" else torch.bfloat16
+    compute = compute_dtype(device)
     native = Held.NATIVE if "nvfp4" in transformer.formats and multiplies_nvfp4(device) else Held.FAST
     held = {"auto": native, "bf16": Held.DENSE, "fp8": Held.FP8}[precision]
     pieces = {

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..device import compute_dtype
+
 SECONDS = 2.0
 SIDE = {"cuda": 8192, "xpu": 4096, "mps": 2048}  # of the square product; 512 elsewhere
 COPY_BYTES = {"cuda": 1 << 30, "xpu": 1 << 29, "mps": 1 << 28}  # large enough to miss every cache; 64 MiB elsewhere
@@ -30,7 +32,7 @@ class Speed:
 
 def self_test(device: torch.device, seconds: float = SECONDS) -> Speed:
     """Measure `device` for about `seconds`. Runs on its current stream and waits for it: not for inside a render."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = compute_dtype(device)
     flops = _product(device, dtype, SIDE.get(device.type, 512), seconds / 2)
     copy = _copy(device, seconds / 4)
     link = _link(device, seconds / 4) if device.type == "cuda" else None
@@ -41,7 +43,7 @@ def self_test(device: torch.device, seconds: float = SECONDS) -> Speed:
 def quick_product(device: torch.device) -> float:
     """FLOP/s of a square product, roughly, in `QUICK` s and little memory, once per process: for a render that has its
     weights loaded and no record to go by."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = compute_dtype(device)
     return _product(device, dtype, min(QUICK_SIDE, SIDE.get(device.type, 512)), QUICK)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
-from comfyui_ltx25.ltx25 import fitting, residency
+from comfyui_ltx25.ltx25 import fitting, residency, sizing
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.hdr import CURVES, SDR, to_linear
 from comfyui_ltx25.ltx25.instrument import Watch
@@ -65,8 +65,8 @@ def test_out_of_memory_goes_on_in_the_next_smaller_way_and_says_so(failing):
     want = engine(legs="sequential").sample(job(engine()), Watch())
     small = engine()
     small.device = CPU
-    ways = small._ways
-    small._ways = lambda ready: [replace(ways(ready)[0], text="legs side by side", batched=True), *ways(ready)]
+    ways = small._sizing.ways
+    small._sizing.ways = lambda ready: [replace(ways(ready)[0], text="legs side by side", batched=True), *ways(ready)]
     runs, events = failing(3, small), Events()
     got = small.sample(job(small), Watch([events]))
     assert runs == [(True, False), (False, False), (True, True), (False, True)], "batched, one after the other, both again streamed"
@@ -145,8 +145,8 @@ def test_h3_on_a_card_the_host_needs_room_to_read(monkeypatch):
 def test_frames_that_the_host_cannot_hold_are_refused_and_the_latent_is_kept(monkeypatch):
     small = engine()
     latent = torch.zeros(1, small.opened.dit.in_channels, 3, 4, 4)
-    monkeypatch.setattr(module.Engine, "_one_memory", False)
-    monkeypatch.setattr(module, "host_free", lambda: 2 * 128 * 128 * 3 * 4)
+    monkeypatch.setattr(sizing.Sizing, "one_memory", False)
+    monkeypatch.setattr(sizing, "host_free", lambda: 2 * 128 * 128 * 3 * 4)
     with pytest.raises(InputError, match=r"decoding 17 frames of 128 x 128 px needs 3.2 MiB of host memory, and 384.0 KiB are free; use at most 1 frame at this size.*; a latent that was made is kept."):
         small.decode_video(latent, 0, "auto", Watch())
     assert not any(part.held for part in small.parts)
@@ -203,7 +203,7 @@ def test_h3_the_steps_of_a_request_are_held_against_memory_before_a_prompt_is_en
     small = engine()
     ready = small._prepare(job(small, frames=30))
     part = small.opened.parts[TRANSFORMER]
-    fits = part.least + small._sampling_bytes(ready, False)
+    fits = part.least + small._sizing.sampling(ready, False)
     monkeypatch.setattr(residency, "device_free", lambda device: fits)
     small.facts(job(small, frames=30))
     monkeypatch.setattr(residency, "device_free", lambda device: fits - 1)
@@ -250,9 +250,9 @@ def test_a_transfer_that_does_not_exist_is_refused_before_weights_are_read():
 
 def test_m4_the_estimate_grows_with_the_clip_and_says_what_fits(monkeypatch):
     small = engine(legs="sequential")
-    sizes = [small._sampling_bytes(small._prepare(job(small, frames=frames)), False) for frames in (1, 2, 5, 30)]
+    sizes = [small._sizing.sampling(small._prepare(job(small, frames=frames)), False) for frames in (1, 2, 5, 30)]
     assert sizes == sorted(set(sizes))
-    batched = [small._sampling_bytes(small._prepare(job(small, frames=frames)), True) for frames in (5, 30)]
+    batched = [small._sizing.sampling(small._prepare(job(small, frames=frames)), True) for frames in (5, 30)]
     assert batched[1] - batched[0] > 2 * (sizes[3] - sizes[2])
     part = small.opened.parts[TRANSFORMER]
     monkeypatch.setattr(residency, "device_free", lambda device: part.least + sizes[-1] // 2 - part.held)
@@ -270,7 +270,7 @@ def test_working_memory_of_a_step_stays_below_its_estimate(batched):
     for frames in (20, 80):
         one = job(small, frames=frames, steps=1)
         measured.append(peak_bytes_held(lambda one=one: [small.sample(one, Watch())]))
-        estimated.append(small._sampling_bytes(small._prepare(one), batched))
+        estimated.append(small._sizing.sampling(small._prepare(one), batched))
     grown = (measured[1] - measured[0]) / (estimated[1] - estimated[0])
     assert 0.1 < grown < 1.3, grown
 

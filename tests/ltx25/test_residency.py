@@ -175,7 +175,7 @@ def test_m5_the_smallest_setting_renders_on_a_card_that_holds_little_more_than_t
     small = engine(legs="sequential")
     dit = small.opened.parts[TRANSFORMER]
     wanted = engine(legs="sequential").sample(job(small), Watch())
-    working = small._sampling_bytes(small._prepare(job(small)), False)
+    working = small._sizing.sampling(small._prepare(job(small)), False)
     monkeypatch.setattr(residency, "device_free", lambda device: dit.least + working - sum(part.held for part in small.parts))
     got = small.sample(job(small), Watch())
     assert dit.streams and torch.equal(got.video, wanted.video) and torch.equal(got.audio, wanted.audio)

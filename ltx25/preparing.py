@@ -1,0 +1,138 @@
+"""From a job to a checked plan of its steps, and what can be told of it before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .connector import Conditioning, context_length
+from .denoise import ModelShape, drafts_of, job_of
+from .dit.modality import Contexts
+from .guidance import check_guidance
+from .instrument.work import sample_work
+from .job import SampleJob
+from .latents import COPIES, Draft
+from .lora import Lora
+from .parts import Opened
+from .plausible import doubts
+from .predictor import Denoise
+from .replay import graphs_wanted
+from .room import check_host_room
+from .sampler import check_job, sampler_of
+from .schedule import STAGE_2, check_sigmas
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked job: drafts by stream, the denoise with contexts still on the CPU, what to tell the user."""
+
+    drafts: dict[str, Draft]
+    job: Denoise
+    notices: tuple[str, ...]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """By stream."""
+        return {name: draft.tokens for name, draft in self.drafts.items()}
+
+    @property
+    def batch(self) -> int:
+        return len(next(iter(self.drafts.values())).latent)
+
+    def doubts(self, video: torch.Tensor | None) -> tuple[str, ...]:
+        """About a result that was made whole: from noise to the end, nothing of it given."""
+        draft, sigmas = self.drafts.get("video"), self.job.sigmas
+        whole = draft is not None and not draft.frozen and sigmas[-1] == 0 and bool((draft.mask[: draft.shape.tokens] == 1).all())
+        return doubts(video) if whole and video is not None else ()
+
+    def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Prepared:
+        """The same with its contexts on a device, to run legs side by side or not."""
+        job = self.job
+
+        def move(contexts: Contexts | None) -> Contexts | None:
+            if contexts is None:
+                return None
+            return Contexts(*(None if c is None else c.to(device, dtype) for c in (contexts.video, contexts.audio)))
+
+        return replace(self, job=replace(job, positive=move(job.positive), negative=move(job.negative), batched=batched))
+
+
+def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]) -> Prepared:
+    """Check a job for a model with `loras`.
+
+    Raises InputError for one that the files' model cannot run, or whose latents the host has no room to copy.
+    """
+    _check_latents(job)
+    config, vae = opened.dit, opened.audio.vae
+    model = ModelShape(config.in_channels, vae.latent_channels, vae.latent_bins)
+    drafts = drafts_of(
+        job.video, job.audio, model, job.frame_rate, opened.video.compression, job.video_mask, job.audio_mask, job.conditions
+    )
+    guidance = {name: getattr(job, f"{name}_guidance") for name in drafts}
+    frozen = [name for name, draft in drafts.items() if draft.frozen]
+    notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
+    plan = job_of(
+        drafts,
+        _contexts_of(job.positive, drafts),
+        None if job.negative is None else _contexts_of(job.negative, drafts),
+        guidance,
+        check_sigmas(job.sigmas),
+        sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
+        config.layers,
+        batched,
+    )
+    check_job(plan)
+    prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
+    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras)))
+
+
+def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, streams: bool, loras: Sequence[Lora]) -> dict[str, object]:
+    """Tokens, steps, legs, forwards and the arithmetic of each kind of group. streams: blocks take turns on the device."""
+    plan = ready.job
+    text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
+    first = next((legs for legs in plan.plans if legs is not None), None)
+    how = {
+        "precision": opened.precision,
+        "residency": "stream" if streams else "resident",
+        "batched": plan.batched,
+        "graphs": graphs_wanted(device) and not streams,
+        **({"loras": [str(lora) for lora in loras]} if loras else {}),
+    }
+    return {
+        "tokens": ready.tokens,
+        "steps": len(plan.sigmas) - 1,
+        "legs": [] if first is None else [leg.value for leg in first.legs],
+        "forwards": plan.forwards,
+        "sampler": type(plan.sampler).__name__,
+        "seed": seed,
+        **sample_work(opened.dit, plan.plans, ready.tokens, text or context_length(0), ready.batch, **how),
+    }
+
+
+def _check_latents(job: SampleJob) -> None:
+    """Raise InputError where the host has no room for what sampling makes of the latents."""
+    latents = [latent for latent in (job.video, job.audio) if latent is not None]
+
+    def advice(share: float) -> str:
+        return f"make the clip smaller or shorter, to about {100 * share:.0f} % of its size"
+
+    check_host_room("sampling this latent", COPIES * 4 * sum(latent.numel() for latent in latents), advice)
+
+
+def _contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
+    return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)
+
+
+def _recipe_notices(name: str, job: SampleJob, plan: Denoise, loras: Sequence[Lora]) -> list[str]:
+    """Dev and distilled files differ in nothing but their weights: only the file's name tells that the recipe is the other's."""
+    if "distilled" not in name:
+        refines = job.schedule == STAGE_2 and not any(lora.strength for lora in loras)
+        return [f"{name} is a dev file by its name, and schedule '{STAGE_2}' is for the distilled file, or for this one with the distilled LoRA."] if refines and "-dev-" in name else []
+    notices = []
+    if job.schedule == "ltx2":
+        notices.append(f"{name} is a distilled file by its name: schedule 'distilled' is its own, 'ltx2' is for the dev file.")
+    if any(legs is not None and len(legs.legs) > 1 for legs in plan.plans):
+        notices.append(f"{name} is a distilled file by its name and wants no guidance: set cfg and modality to 1 and stg to 0.")
+    return notices
