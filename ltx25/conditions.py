@@ -230,15 +230,20 @@ class TemporalRegions:
         first, last = draft.positions[0, :clip].unbind(-1)
         touched = torch.zeros(clip, dtype=torch.bool)
         for start, end in self.windows:
-            if not start < end:
-                raise InputError(f"the window from {start:g} s to {end:g} s is empty; the end must be after the start.")
-            inside = (last > start) & (first < end)
-            if not bool(inside.any()):
-                raise InputError(f"the window from {start:g} s to {end:g} s touches nothing of the {self.stream}, which ends at {float(last.max()):.2f} s; choose one that begins earlier.")
-            touched |= inside
+            check_window(self.stream, start, end, float(last.max()))
+            touched |= (last > start) & (first < end)
         mask = draft.mask.clone()
         mask[:clip] *= touched.float()
         return replace(draft, mask=mask)
+
+
+def check_window(stream: str, start: float, end: float, length: float) -> None:
+    """Raise InputError for a window [start, end) s that is empty, or touches nothing of a stream of `length` s."""
+    if not start < end:
+        raise InputError(f"the window from {start:g} s to {end:g} s is empty; the end must be after the start.")
+    if start >= length or end <= 0:
+        nearest = "later" if end <= 0 else "earlier"
+        raise InputError(f"the window from {start:g} s to {end:g} s touches nothing of the {stream}, which ends at {length:.2f} s; choose one that begins {nearest}.")
 
 
 @dataclass(frozen=True, eq=False)

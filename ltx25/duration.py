@@ -6,13 +6,15 @@ the seconds.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from .config.duration import DurationConfig
 from .errors import InputError
-from .shapes import Compression, check_frame_rate, seconds_to_frames
+from .shapes import MAX_FRAMES, Compression, check_frame_rate, seconds_to_frames
 
 LEAST, MOST = 1.0, 20.0  # s, the official limits
 LONGEST = 1e6  # s, wanted of a limit: beyond it nothing is a clip
@@ -75,9 +77,12 @@ def frames_of(seconds: float, frame_rate: float, least: float, most: float, comp
 
     As ltx_pipelines, except that a least length below one frame counts as one frame there and here on (theirs fails), and
     that where no length of the grid lies between the two the longest below them is taken (theirs is one no clip can have).
-    Raises InputError unless 0 <= least <= most.
+    Never more frames than a clip may have. Raises InputError unless 0 <= least <= most, and for seconds that are no finite number.
     """
     if not 0.0 <= least <= most <= LONGEST:
         raise InputError(f"a length from {least:g} to {most:g} s is no range; min_seconds must be 0 or more and not above max_seconds, such as {LEAST:g} and {MOST:g}.")
+    if not math.isfinite(seconds):
+        raise InputError(f"the duration head answered {seconds} s; download its file again, and that of the text encoder.")
     rate = check_frame_rate(frame_rate)
-    return compression.snap(seconds_to_frames(seconds, rate, max(1, round(least * rate)), max(1, round(most * rate)), compression))
+    limits = (min(max(1, round(limit * rate)), MAX_FRAMES) for limit in (least, most))
+    return compression.snap(seconds_to_frames(seconds, rate, *limits, compression))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from comfy_api.latest import io
 
-from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRegions
+from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRegions, check_window
 from ..ltx25.errors import InputError
 from ..ltx25.extend import extend
+from ..ltx25.latents import audio_positions, video_positions
 from ..ltx25.moments import parse_stretches
-from .bridge import EXTENSION, FRAME_RATE, join, split, with_conditions
+from ..ltx25.shapes import PUBLISHED_COMPRESSION, AudioLatentShape, VideoLatentShape
+from .bridge import EXTENSION, FRAME_RATE, Latents, extension_made, join, split, with_conditions
 from .encode import encode_soundtrack, sound_of
 from .load import EngineType
 from .run import node_run
@@ -80,11 +83,16 @@ class LTX25Retake(io.ComfyNode):
 
     @classmethod
     def execute(cls, latent, stretches="1-2", streams="both") -> io.NodeOutput:
-        parts, windows = split(latent), parse_stretches(stretches)
+        latent, windows = extension_made(latent), parse_stretches(stretches)
+        parts = split(latent)
         there = [name for name in ("video", "audio") if getattr(parts, name) is not None]
         made = [name for name in there if streams in ("both", name)]
         if not made:
             raise InputError(f"the {streams} is to be made anew, but the latent has no {streams}; choose {there[0]}.")
+        ends = _ends(parts)
+        for name in made:
+            for start, end in windows:
+                check_window(name, start, end, ends[name])
         kept = [Frozen(name) for name in there if name not in made]
         return io.NodeOutput(with_conditions(latent, *(TemporalRegions(name, windows) for name in made), *kept))
 
@@ -109,6 +117,7 @@ class LTX25Extend(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latent, frames=48, loop=False) -> io.NodeOutput:
+        latent = extension_made(latent)
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and a clip with video is wanted; use Encode Video VAE or LTX-2.5 Sampler.")
@@ -119,3 +128,14 @@ class LTX25Extend(io.ComfyNode):
         mask = join(longer.video_mask, longer.audio_mask)
         out.update(samples=join(longer.video, longer.audio), noise_mask=mask, **{EXTENSION: mask})
         return io.NodeOutput(out)
+
+
+def _ends(parts: Latents) -> dict[str, float]:
+    """Where each stream of a latent ends, s; nowhere for a video whose frame rate only the sampler knows."""
+    ends = {}
+    if parts.video is not None:
+        shape = VideoLatentShape(*parts.video.shape[1:])
+        ends["video"] = float(video_positions(shape, PUBLISHED_COMPRESSION, parts.frame_rate)[0].max()) if parts.frame_rate else math.inf
+    if parts.audio is not None:
+        ends["audio"] = float(audio_positions(AudioLatentShape(*parts.audio.shape[1:])).max())
+    return ends

@@ -96,6 +96,13 @@ def finished(latent: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in latent.items() if key not in used}
 
 
+def extension_made(latent: dict[str, Any]) -> dict[str, Any]:
+    """`finished`, where a host's sampler made what was added: that keeps every key. Empty, it is still to be made."""
+    video, _ = streams(latent["samples"])
+    made = video is not None and bool(video[:, :, -1].any())
+    return finished(latent) if made and EXTENSION in latent else latent
+
+
 def keyframes_out(latent: torch.Tensor, frames: tuple[int, ...], frame_rate: float, seed: int) -> dict[str, Any]:
     """Keyframes (B, C, count, h, w) as LATENT: clips of one frame, what the VAE knows them as, and where they stand."""
     return {"samples": latent.movedim(2, 1).flatten(0, 1).unsqueeze(2).contiguous(), "keyframes": frames, "frame_rate": frame_rate, "seed": seed}

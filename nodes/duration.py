@@ -43,7 +43,8 @@ class LTX25PredictDuration(io.ComfyNode):
             prompt = contexts(entry, engine.engine, run.watch)
             seconds = engine.engine.predict_seconds(prompt, model_path(FOLDER, duration_head), run.watch)
             frames = frames_of(seconds, frame_rate, min_seconds, max_seconds, engine.engine.compression)
-            run.tell([f"The prompt wants {seconds:.2f} s: {frames} frames, {frames / frame_rate:.2f} s at {frame_rate:g} frames/s."])
+            limit = f", which is above max_seconds {max_seconds:g}" if seconds > max_seconds else f", which is below min_seconds {min_seconds:g}" if seconds < min_seconds else ""
+            run.tell([f"The prompt wants {seconds:.2f} s{limit}: {frames} frames, {frames / frame_rate:.2f} s at {frame_rate:g} frames/s."])
         return io.NodeOutput(frames, seconds)
 
     @classmethod

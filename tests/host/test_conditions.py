@@ -290,8 +290,10 @@ def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, ap
     assert [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
 
 
-def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, inspect):
-    """What an extension made is part of the clip once it is sampled to the end, for the next extension and for a retake."""
+@pytest.mark.parametrize("by", ["LTX25Sampler", "SamplerCustomAdvanced"])
+def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, inspect, by):
+    """What an extension made is part of the clip once it is sampled to the end, for the next extension and for a retake. The
+    host's sampler leaves the mask on it."""
     prompt = api("text_to_video_distilled_tiny")
     load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")
     source = sampler
@@ -299,6 +301,12 @@ def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, in
         prompt[f"longer {turn}"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": [source, 0], "frames": 8, "loop": False}}
         prompt[turn] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": [f"longer {turn}", 0], "seed": 7}}
         source = turn
+    if by == "SamplerCustomAdvanced":
+        prompt["noise"] = {"class_type": "RandomNoise", "inputs": {"noise_seed": 7}}
+        prompt["select"] = {"class_type": "KSamplerSelect", "inputs": {"sampler_name": "euler"}}
+        prompt["levels"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": "1.0, 0.5, 0.0"}}
+        inputs = {"noise": ["noise", 0], "guider": prompt[sampler]["inputs"]["guider"], "sampler": ["select", 0], "sigmas": ["levels", 0]}
+        prompt["once"] = {"class_type": by, "inputs": {**inputs, "latent_image": ["longer once", 0]}}
     prompt["again"] = {"class_type": "LTX25Retake", "inputs": {"latent": ["once", 0], "stretches": "0-0.1", "streams": "video"}}
     prompt["retaken"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": ["again", 0], "seed": 8}}
     for key, source in (("before", "once"), ("after", "twice"), ("anew", "retaken")):
@@ -309,6 +317,16 @@ def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, in
     first, second, third = ([part["digest"] for part in seen(run)["samples"]["nested"]] for seen in (before, after, anew))
     assert first == second, "25 frames and their sound are as they were"
     assert third[0] != first[0] and third[1] == first[1]
+
+
+def test_a_retake_behind_the_end_is_refused_before_anything_is_sampled(host, api, find):
+    prompt = api("text_to_video_distilled_tiny")
+    empty, sampler = find(prompt, "EmptyLTX25Latent"), find(prompt, "LTX25Sampler")
+    prompt["again"] = {"class_type": "LTX25Retake", "inputs": {"latent": [empty, 0], "stretches": "0-0.2, 8-9", "streams": "both"}}
+    prompt[sampler]["inputs"]["latent"] = ["again", 0]
+    run = host.run(prompt)
+    assert not run.ok and run.error["node_type"] == "LTX25Retake"
+    assert "from 8 s to 9 s touches nothing of the video, which ends at 0.71 s" in run.error["exception_message"]
 
 
 def test_a_clip_that_is_not_sampled_to_the_end_keeps_the_mask_of_its_extension(host, api, find, inspect):
@@ -362,7 +380,8 @@ def test_predicted_duration_goes_into_the_latent(host, api, tiny, find, inspect)
     widths(prompt, find)["frames"] = ["length", 0]
     frames, seconds, images = inspect(prompt, "length"), inspect(prompt, "length", 1), inspect(prompt, find(prompt, "DecodeVideoVAE"))
     run = host.run(prompt)
-    assert frames(run) in (9,) and seconds(run) > 0
+    held = "above max_seconds 0.6" if seconds(run) > 0.6 else "below min_seconds 0.3"
+    assert frames(run) in (9,) and not 0.3 <= seconds(run) <= 0.6 and held in " ".join(text for _, text in run.texts())
     assert images(run)["shape"][0] == frames(run)
 
 

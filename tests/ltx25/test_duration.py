@@ -7,7 +7,7 @@ from comfyui_ltx25.ltx25.checkpoint.fill import check
 from comfyui_ltx25.ltx25.config.duration import DurationConfig, read_duration_config
 from comfyui_ltx25.ltx25.duration import DurationHead, frames_of
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
+from comfyui_ltx25.ltx25.shapes import MAX_FRAMES, PUBLISHED_COMPRESSION
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.golden import Golden
 
@@ -47,6 +47,16 @@ def test_an_empty_range_is_refused(least, most):
 @pytest.mark.parametrize(("length", "rate", "frames"), [(1.0, 24.0, 17), (2.0, 24.0, 41), (20.0, 24.0, 473), (20.0, 23.976, 473), (0.1, 24.0, 1)])
 def test_a_range_that_holds_no_length_of_the_grid_gives_the_longest_below(length, rate, frames):
     assert frames_of(5.0, rate, length, length, PUBLISHED_COMPRESSION) == frames
+
+
+def test_no_more_frames_than_a_clip_may_have():
+    assert frames_of(3000.0, 240.0, 0.0, 3600.0, PUBLISHED_COMPRESSION) == frames_of(1.0, 240.0, 3600.0, 3600.0, PUBLISHED_COMPRESSION) == MAX_FRAMES
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_an_answer_that_is_no_number_is_refused(seconds):
+    with pytest.raises(InputError, match=f"answered {seconds} s"):
+        frames_of(seconds, 24.0, 1.0, 20.0, PUBLISHED_COMPRESSION)
 
 
 def test_published_file_is_filled_whole(tmp_path):
