@@ -71,21 +71,16 @@ def test_every_help_page_belongs_to_a_node():
 
 
 @pytest.mark.parametrize("path", sorted((PACK / "locales").glob("*/nodeDefs.json")), ids=lambda path: path.parent.name)
-def test_translations_name_only_nodes_and_inputs_that_exist(path):
-    for node, entry in json.loads(path.read_text()).items():
-        inputs = {name for name, _, _ in NODES[node][0]}
-        assert set(entry.get("inputs", {})) <= inputs, node
-        assert {int(slot) for slot in entry.get("outputs", {})} <= set(range(len(NODES[node][1]))), node
-
-
-@pytest.mark.parametrize("path", sorted((PACK / "locales").glob("*/nodeDefs.json")), ids=lambda path: path.parent.name)
-def test_translations_name_every_node_and_every_output(path):
+def test_translations_name_every_node_input_and_output_and_nothing_else(path):
     found = json.loads(path.read_text())
     assert set(found) == set(NODES)
-    for node, (_, outputs) in NODES.items():
-        assert found[node]["display_name"] and found[node]["description"], node
-        assert {slot for slot, output in found[node]["outputs"].items() if output["name"]} == {str(slot) for slot in range(len(outputs))}, node
-        assert not found[node]["description"].isascii(), f"{node} is not translated"
+    for node, (inputs, outputs) in NODES.items():
+        entry = found[node]
+        assert entry["display_name"] and not entry["description"].isascii(), f"{node} is not translated"
+        assert [*entry["inputs"]] == [name for name, _, _ in inputs], node
+        assert [*entry["outputs"]] == [str(slot) for slot in range(len(outputs))], node
+        assert all(told["name"] and not told["tooltip"].isascii() for told in entry["inputs"].values()), node
+        assert all(told["name"] for told in entry["outputs"].values()), node
 
 
 def test_x3_installing_builds_nothing_and_pins_nothing_heavy():
