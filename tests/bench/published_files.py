@@ -36,6 +36,7 @@ FILES = {
     "video_vae": ("vae", "ltx-2.5-video-vae-conv-bf16"),
     "video_vae_diffusion": ("vae", "ltx-2.5-video-vae-bf16"),
     "audio_vae": ("vae", "ltx-2.5-audio-vae-bf16"),
+    "distilled_lora": ("loras", "ltx-2.5-22b-distilled-lora-450-bf16"),
     "spatial_upscaler": ("latent_upscale_models", "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0"),
 }
 
