@@ -41,7 +41,9 @@ from workflow_graphs import (  # noqa: E402
     workflows,
 )
 
-CANVAS = (80, 84, 1864, 660)  # px of a 1900 x 900 page
+CANVAS = (80, 84, 1864, 660)  # px of a 1900 x 900 page; further down where the graph goes there
+MARGIN = 16  # px
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as files, Host({"ltx25": PACK}, models=_placeholders(Path(files))) as host:
@@ -98,9 +100,10 @@ _BUILD = """async ({nodes, links, extras}) => {
 def _picture(ui: Ui, path: Path) -> None:
     """The canvas without the frontend's bars; ComfyUI shows it beside the template's name."""
     with tempfile.NamedTemporaryFile(suffix=".png") as whole:
-        ui.screenshot(whole.name)
+        left, top, right, bottom = CANVAS
+        bottom = max(bottom, ui.screenshot(whole.name) + MARGIN)
         with Image.open(whole.name) as image:
-            image.crop(CANVAS).convert("RGB").save(path, quality=88)
+            image.crop((left, top, right, bottom)).convert("RGB").save(path, quality=88)
 
 
 def default_negative() -> str:
