@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
@@ -19,17 +20,22 @@ from ..working import (
 from .history import Run
 from .models import Models
 
+KNOWN = ("text.tower", "text.project", "text.connect", "sample", "decode.video", "decode.audio")  # phases whose memory is estimated
 MEASURABLE = 64 << 20  # bytes: below, what allocators keep and round is larger than what a phase takes
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The clip whose memory is asked for: `rows` legs side by side, `batch` clips."""
+    """The clip whose memory is asked for: `rows` legs side by side, `batch` clips.
+
+    tokens: by stream, where a sampling's are not those of the clip: a first stage's, or with conditions beside it.
+    """
 
     latent: VideoLatentShape
     sound: AudioLatentShape
     rows: int
     batch: int
+    tokens: Mapping[str, int] | None = None
 
     def working(self, phase: str, models: Models, device: str, room: int | None) -> dict[str, int]:
         """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself.
@@ -39,7 +45,7 @@ class Footprint:
         itemsize = 4 if device == "cpu" else 2
         frames = frames_bytes(self.latent.pixels(models.compression), self.batch)
         if phase == "sample":
-            tokens = {"video": self.latent.tokens, "audio": self.sound.tokens}
+            tokens = self.tokens or {"video": self.latent.tokens, "audio": self.sound.tokens}
             return {"device": sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device), "host": 0}
         if phase == "decode.video":
             return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
@@ -58,10 +64,12 @@ def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], lis
         clip = _clip(run, models.compression)
         if clip is None:
             continue
+        begun = {event.get("id"): event.get("facts") for event in run.of("phase") if event.get("state") == "open"}
         for row in run.phases:
-            if row["error"] or row["parent"] is not None or row["name"].startswith(("load", "mux", "encode")):
+            if row["error"] or row["parent"] is not None or row["name"] not in KNOWN:
                 continue
-            estimate = clip.working(row["name"], models, run.header.get("device_type") or "cpu", None)
+            asked = _sampled(begun.get(row["id"]) or {}) if row["name"] == "sample" else {}
+            estimate = replace(clip, **asked).working(row["name"], models, run.header.get("device_type") or "cpu", None)
             for place, size in estimate.items():
                 before, peak = row[f"{place}_before"], row[f"peak_{place}"]
                 if size >= MEASURABLE and before is not None and peak is not None:
@@ -69,12 +77,16 @@ def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], lis
     return found
 
 
+def _sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sample phase says of itself as it begins: a render may have several, of other sizes and legs."""
+    rows = len(facts.get("legs") or [1]) if facts.get("batched") else 1
+    return {"rows": rows, "tokens": facts.get("tokens")}
+
+
 def _clip(run: Run, compression: Compression) -> Footprint | None:
     """None for a run without a whole clip, or of a model that samples another one's sizes."""
     clip = run.header.get("geometry") or {}
-    facts = next((event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample"), {})
     if not all(clip.get(name) for name in ("width", "height", "frames", "frame_rate")):
         return None
-    rows = len(facts.get("legs") or [1]) if facts.get("batched") else 1
     latent = VideoShape(clip["frames"], clip["height"], clip["width"]).latent(compression)
-    return Footprint(latent, AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"]), rows, clip.get("batch") or 1)
+    return Footprint(latent, AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"]), 1, clip.get("batch") or 1)

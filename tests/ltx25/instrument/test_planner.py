@@ -6,6 +6,7 @@ import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
 from comfyui_ltx25.ltx25.instrument.flops import group_flops
 from comfyui_ltx25.ltx25.instrument.footprint import Footprint, footprints
 from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
@@ -28,7 +29,7 @@ from comfyui_ltx25.ltx25.parts import Files, open_parts
 from comfyui_ltx25.ltx25.request import Request
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
 from comfyui_ltx25.tests.support.files import write_published
-from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, law_seconds, render
+from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, Memory, law_seconds, render
 
 CARD = torch.device("cuda")  # only its name is asked for: plans touch no device
 SPEED = Speed("bfloat16", 700e12, 4e12, 5e10)
@@ -102,6 +103,24 @@ def test_records_of_hidden_or_wild_memory_do_not_carry_the_plan_away(planner, ba
     plain = bare._working(phase, clip, None)[place]
     planner._memory[phase, place] = [(1 << 30, measured)]
     assert 0.8 * plain * 0.999 <= planner._working(phase, clip, None)[place] <= 2.0 * plain
+
+
+def test_a_stage_is_measured_by_its_own_tokens_and_legs(tmp_path, monkeypatch):
+    """A render in two stages: the clip of the record is the large one, its first sampling had a quarter of the tokens."""
+    clock, memory = Clock(monkeypatch), Memory()
+    clip = {"width": 1280, "height": 704, "frames": 121, "frame_rate": 24.0, "batch": 1}
+    with RunRecord(tmp_path, {"device": "Toy card", "device_type": "cuda", "geometry": clip}) as record:
+        watch = Watch([record], memory)
+        for video, legs in ((3520, ["cond", "uncond"]), (14080, ["cond"])):
+            with watch.phase("sample", total=1, unit="forward", tokens={"video": video, "audio": 126}, legs=legs, batched=True) as phase:
+                clock.sleep(1.0)
+                phase.peak_device = PER_TOKEN * video
+            clock.sleep(1.0)
+    (first, second) = footprints(read_runs(tmp_path)[0], published(CARD))["sample", "device"]
+    assert [measured for _, measured in (first, second)] == [PER_TOKEN * 3520, PER_TOKEN * 14080]
+    small, large = VideoLatentShape(128, 16, 11, 20), VideoLatentShape(128, 16, 22, 40)
+    alone = [Footprint(shape, AudioLatentShape(8, 126, 16), rows, 1).working("sample", published(CARD), "cuda", None)["device"] for shape, rows in ((small, 2), (large, 1))]
+    assert [estimated for estimated, _ in (first, second)] == alone
 
 
 def test_phases_too_small_to_measure_correct_nothing(tmp_path, monkeypatch):
