@@ -6,7 +6,6 @@ queues the device's work never waits for it, but for the part before the last.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from .pace import wait
-from .pages import populate
 
 _SLOT_BYTES = 32 << 20  # page-locked host memory of one copy in flight, or one frame where that is more
 _SLOTS = 3
@@ -45,19 +43,16 @@ class FrameOutput:
         self._poison = torch.zeros((), device=device)  # NaN once a value was not finite
         self._bringing: Future[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._busy = threading.Event()  # the thread has better things to do than to prepare memory
         if device.type == "cuda":
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ltx25-frames")
             self._stream = torch.cuda.Stream(device)
             floats = max(_SLOT_BYTES // 4, out[0].numel())
             self._slots = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
-            self._thread.submit(populate, out, self._busy.is_set)
 
     def __enter__(self) -> FrameOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._busy.set()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
@@ -76,7 +71,6 @@ class FrameOutput:
         made.record()
         part.pixels.record_stream(self._stream)
         self._land()
-        self._busy.set()
         self._bringing = self._thread.submit(self._bring, part.pixels, target, made)
 
     def finish(self) -> bool:
