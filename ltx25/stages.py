@@ -19,6 +19,8 @@ from .config.upscaler import UpscalerConfig
 from .errors import InputError
 from .guidance import OFF, Bins
 from .job import SampleJob
+from .predictor import Sampler
+from .request import Request
 from .schedule import STAGE_2, STEPS, sigmas_of
 from .shapes import MAX_SIDE, Compression, VideoShape
 
@@ -42,7 +44,18 @@ def first_size(clip: VideoShape, upscaler: UpscalerConfig, compression: Compress
     return VideoShape(clip.frames, int(clip.height / upscaler.space), int(clip.width / upscaler.space))
 
 
-def refinement(first: SampleJob, video: torch.Tensor, audio: torch.Tensor | None, conditions: tuple[Condition, ...] = (), sampler: str = "auto") -> SampleJob:
+def first_request(request: Request, upscaler: UpscalerConfig) -> Request:
+    """What the first of two stages is asked for, so that the clip of `request` comes out. Raises InputError as first_size."""
+    small = first_size(request.video, upscaler, request.compression)
+    return replace(request, width=small.width, height=small.height)
+
+
+def refining_sampler(first: str | Sampler) -> str:
+    """Of stage 2, by that of stage 1: the official HQ pipeline has res_2s in both stages, all others refine by Euler."""
+    return "res_2s" if first == "res_2s" else "auto"
+
+
+def refinement(first: SampleJob, video: torch.Tensor, audio: torch.Tensor | None, conditions: tuple[Condition, ...] = ()) -> SampleJob:
     """Stage 2 of what stage 1 made: `video` (B, C, t, h, w) enlarged, `audio` (B, c, n, bins) as it was.
 
     Three steps from sigma 0.909375 on, so that both streams are noised that far and no further, without guidance. Its noise is
@@ -60,6 +73,6 @@ def refinement(first: SampleJob, video: torch.Tensor, audio: torch.Tensor | None
         audio_guidance=Bins.constant(OFF),
         sigmas=sigmas_of(STAGE_2, STEPS),
         schedule=STAGE_2,
-        sampler=sampler,
+        sampler=refining_sampler(first.sampler),
         conditions=conditions,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from ..dit import check_fp8
 from ..errors import InputError
 from ..instrument.history import read_runs
-from ..instrument.models import Models, published
+from ..instrument.models import PUBLISHED_UPSCALER, Enlarging, Models, published
 from ..instrument.plan_text import (
     frames_of,
     largest_text,
@@ -19,12 +20,14 @@ from ..instrument.plan_text import (
     usual_stg_blocks,
 )
 from ..instrument.planner import Planner
+from ..optional import open_upscaler
 from ..parts import open_parts
 from ..request import Request
 from .arguments import parsed, path_of
 from .render import DEFAULTS, FLAGS, OPTIONS, SLOTS, TINY_DEFAULTS, chosen_device, chosen_files, flag, flag_takes
 from .runs import runs_folder
 
+PUBLISHED = Path("published")  # --upscaler without a file
 LEFT_OUT = ("negative", "width", "height", "frames", "seed")  # flags of a render that cost nothing, or have a form of their own here
 
 
@@ -46,6 +49,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     for name, (kind, text) in FLAGS.items():
         if name not in LEFT_OUT:
             parser.add_argument(flag(name), help=text or None, **flag_takes(name, kind))
+    parser.add_argument(
+        "--upscaler", nargs="?", type=path_of, const=PUBLISHED, metavar="FILE", help="in two stages, as a render with it; without FILE: by the published spatial upscaler"
+    )
     parser.add_argument("--batch-size", type=int, default=1, metavar="N")
     for name in ("precision", "legs"):
         parser.add_argument(flag(name), choices=OPTIONS[name], default="auto", help="default auto")
@@ -71,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in skipped:
         print(line, file=sys.stderr)
     batched = {"auto": None, "batched": True, "sequential": False}[arguments.legs]
-    planner = Planner(models, device, runs, batched)
+    planner = Planner(models, device, runs, batched, enlarging=_enlarging(arguments.upscaler))
     budget = planner.budget(arguments.budget, arguments.memory, arguments.host_memory)
     request = _request(arguments, models)
     if arguments.batch_size < 1:
@@ -82,6 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.budget is not None or reasons:
         print(largest_text(planner, request, budget, arguments.batch_size))
     return 1 if reasons else 0
+
+
+def _enlarging(upscaler: Path | None) -> Enlarging | None:
+    if upscaler is None:
+        return None
+    if upscaler is PUBLISHED:
+        return PUBLISHED_UPSCALER
+    header, config = open_upscaler(upscaler)
+    return Enlarging(config, header.size)
 
 
 def _request(arguments: argparse.Namespace, models: Models) -> Request:

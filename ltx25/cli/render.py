@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine.forecast = forecaster(folder, device)
     engine = engine.with_loras(arguments.lora) if arguments.lora else engine
     request = replace(request, compression=engine.compression)
-    second = SecondStage.of(arguments.upscaler, arguments.stage2_lora, engine, request)
+    second = SecondStage.of(arguments.upscaler, arguments.stage2_lora, engine)
     job = _job(engine, request if second is None else second.first(request), request, arguments.batch_size)
     prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
     record = RunRecord(folder, _facts(engine, request, job, second), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")

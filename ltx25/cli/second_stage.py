@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..instrument import Watch
 from ..latents import empty_latents
 from ..request import Request
-from ..stages import first_size, refinement
+from ..stages import first_request, refinement
 
 
 @dataclass(frozen=True)
@@ -25,34 +25,31 @@ class SecondStage:
     file: Path
     header: Header
     config: UpscalerConfig
-    sampler: str
     keeps_sound: bool
 
     @staticmethod
-    def of(upscaler: Path | None, loras: Sequence[tuple[Path, float]], engine: Engine, request: Request) -> SecondStage | None:
+    def of(upscaler: Path | None, loras: Sequence[tuple[Path, float]], engine: Engine) -> SecondStage | None:
         """None for a render in one stage. Reads headers. Raises FileError for a wrong file, InputError for a LoRA of no stage."""
         if upscaler is None:
             if loras:
                 raise InputError("--stage2-lora is for the second of two stages; name the upscaler between them by --upscaler, or use --lora.")
             return None
         header, config = engine.upscaler(upscaler)
-        sampler = "res_2s" if request.sampler == "res_2s" else "auto"  # the official HQ pipeline has it in both stages, all others refine by Euler
         keeps_sound = bool(loras)  # as officially where this stage alone is distilled: the guided sound is the better one
-        return SecondStage(engine.with_loras(loras) if loras else engine, upscaler, header, config, sampler, keeps_sound)
+        return SecondStage(engine.with_loras(loras) if loras else engine, upscaler, header, config, keeps_sound)
 
     def first(self, request: Request) -> Request:
         """What the first stage is asked for, so that the request's size comes out. Raises InputError for a size that cannot."""
-        small = first_size(request.video, self.config, request.compression)
-        return replace(request, width=small.width, height=small.height)
+        return first_request(request, self.config)
 
     def facts(self, request: Request, first: SampleJob) -> dict[str, object]:
         """What this stage will run, as engine.facts; raises InputError as that does, for want of memory, too."""
         video, audio = empty_latents(request.video, request.frame_rate, len(first.audio), request.compression)
-        return self.engine.facts(refinement(first, video, audio, sampler=self.sampler))
+        return self.engine.facts(refinement(first, video, audio))
 
     def refine(self, job: SampleJob, small: Sampled, conditions: tuple[Condition, ...], watch: Watch) -> Sampled:
         """The clip of the first stage, of `job`, at its own size. conditions: of this stage, encoded at that size."""
         large = self.engine.upscale(small.video, self.file, watch)
-        clip = self.engine.sample(refinement(job, large, small.audio, conditions, self.sampler), watch)
+        clip = self.engine.sample(refinement(job, large, small.audio, conditions), watch)
         sound = small.audio if self.keeps_sound else clip.audio
         return replace(clip, audio=sound, notices=(*small.notices, *clip.notices))

@@ -134,7 +134,7 @@ class Rate:
 def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
     """Fixed and per-unit cost of the phases around the forwards, by phase name, from finished phases on `device`.
 
-    Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for decode.video and mux, s of
+    Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for upscale (of what comes out), decode.video and mux, s of
     sound for decode.audio, a prompt for the rest. Too few or too similar sizes have no fixed part to tell apart.
     """
     samples: dict[str, list[tuple[float, float]]] = {}
@@ -160,7 +160,7 @@ def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float
         return "byte", row["done"]
     if name in ("text.tower", "text.project"):
         return "token", facts.get("tokens", 0)
-    if name in ("decode.video", "mux"):
+    if name in ("decode.video", "mux", "upscale"):
         return "pixel", pixels
     if name == "decode.audio":
         return "s of sound", clip["frames"] / clip["frame_rate"] * (clip.get("batch") or 1) if pixels and clip.get("frame_rate") else 0

@@ -13,6 +13,7 @@ from ..config.audio import AudioConfig, GeneratorConfig
 from ..config.connector import ConnectorConfig, ConnectorStream
 from ..config.dit import DiTConfig
 from ..config.text import TowerConfig
+from ..config.upscaler import UpscalerConfig
 from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, Resample, ResStack
 from ..dit.modality import Leg, LegPlan
 from ..dit.rows import Point, StreamSchedule, schedule
@@ -126,6 +127,15 @@ def connector_flops(config: ConnectorConfig, text: int) -> Flops:
 def _connector(stream: ConnectorStream, text: int) -> Flops:
     products = 12 * stream.width * stream.width + stream.width * stream.heads  # q, k, v, out; feed-forward; gate
     return Flops(2.0 * stream.layers * text * products, 4.0 * stream.layers * text * text * stream.width)
+
+
+def upscale_flops(config: UpscalerConfig, latent: VideoLatentShape) -> Flops:
+    """One clip's latent enlarged by the spatial upscaler."""
+    small, large = (prod(grid) for grid in ((latent.frames, latent.height, latent.width), config.size(latent.frames, latent.height, latent.width)))
+    blocks = 2 * config.blocks * 27 * config.width**2
+    ends = 27 * config.channels * config.width
+    enlarging = 9 * (config.width * config.space.numerator) ** 2  # frame by frame
+    return Flops(2.0 * (small * (ends + blocks + enlarging) + large * (blocks + ends)), 0.0)
 
 
 def video_decode_flops(config: ConvDecoderConfig | DiffusionDecoderConfig, latent: VideoLatentShape) -> Flops:

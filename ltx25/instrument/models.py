@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -11,6 +12,7 @@ from ..config.audio import AudioConfig, BandwidthConfig, GeneratorConfig, MelVAE
 from ..config.connector import ConnectorConfig, ConnectorStream
 from ..config.dit import DiTConfig
 from ..config.text import TowerConfig
+from ..config.upscaler import UpscalerConfig
 from ..config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, Resample, ResStack
 from ..parts import AUDIO_VAE, CONNECTORS, FP8_PRODUCTS, TEXT, TRANSFORMER, VIDEO_VAE, Opened
 from ..shapes import PUBLISHED_COMPRESSION, Compression
@@ -53,6 +55,17 @@ class Models:
     def signature(self) -> str:
         """As `sample_work` writes it into records."""
         return f"{self.dit.layers} blocks of {self.dit.width}/{self.dit.audio_width}"
+
+
+@dataclass(frozen=True)
+class Enlarging:
+    """The upscaler between two stages, and the bytes of its file."""
+
+    config: UpscalerConfig
+    read: int
+
+
+PUBLISHED_UPSCALER = Enlarging(UpscalerConfig(channels=128, width=1024, blocks=4, space=Fraction(2), time=1, rational=False), 995_735_808)
 
 
 def published(device: torch.device, in_fp8: bool = False) -> Models:

@@ -18,9 +18,10 @@ PUBLISHED_STG = "28"
 def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
     """A plan as plain text: what it is of, phases with what each number rests on, peaks, and whether it fits."""
     request = plan.request
+    stages = "" if plan.first is None else f" in two stages, the first at {plan.first[0]}x{plan.first[1]}"
     lines = [
         f"plan for {request.width}x{request.height}, {counted(request.frames, 'frame')} at {request.frame_rate:g}/s: "
-        f"{plan.tokens[0]} + {plan.tokens[1]} tokens, {counted(plan.forwards, 'forward')}, with {models.name}",
+        f"{plan.tokens[0]} + {plan.tokens[1]} tokens, {counted(plan.forwards, 'forward')}{stages}, with {models.name}",
         *plan.notes,
         "",
     ]

@@ -21,15 +21,25 @@ from ..guidance import plan_legs
 from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
 from ..request import Request
 from ..sampler import sampler_of
+from ..schedule import STAGE_2
 from ..shapes import MAX_FRAMES, AudioLatentShape
+from ..stages import first_request, refining_sampler
 from .costs import model_of, phase_rates, rate_of
-from .flops import audio_decode_flops, connector_flops, group_flops, projection_flops, tower_flops, video_decode_flops
+from .flops import (
+    audio_decode_flops,
+    connector_flops,
+    group_flops,
+    projection_flops,
+    tower_flops,
+    upscale_flops,
+    video_decode_flops,
+)
 from .footprint import Footprint, footprints
 from .forecast import Forecast, by_arithmetic
 from .header import device_name
 from .history import Run
 from .memory import device_free, device_total, host_free, host_now
-from .models import Models
+from .models import Enlarging, Models
 from .selftest import Speed, self_test
 from .units import bytes_text, counted, rate_text, seconds_text
 from .work import TERA, group_kind
@@ -38,7 +48,7 @@ PROMPT_TOKENS = 200  # of a prompt nobody has written yet
 QUICK_TEST = 0.5  # s
 
 # Without records: what share of the measured matrix-product rate a phase around the forwards gets, and rates of what is no arithmetic.
-SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "decode.video": 0.4, "decode.audio": 0.05}
+SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "upscale": 0.4, "decode.video": 0.4, "decode.audio": 0.05}
 DISK = 1e9  # bytes/s
 ENCODER = 60e6  # pixels/s of the video encoder
 UNSURE = "guess"
@@ -72,7 +82,10 @@ UNLIMITED = Budget(None, None, None)
 
 @dataclass(frozen=True)
 class Plan:
-    """A render as predicted. Bytes; `device` is None on a CPU, where all is host memory. `tokens`: video, audio."""
+    """A render as predicted. Bytes; `device` is None on a CPU, where all is host memory. `tokens`: video, audio.
+
+    first: width and height of the first of two stages, px; None where there is one.
+    """
 
     request: Request
     tokens: tuple[int, int]
@@ -81,6 +94,7 @@ class Plan:
     device: int | None
     host: int
     notes: tuple[str, ...]
+    first: tuple[int, int] | None
 
     @property
     def seconds(self) -> float:
@@ -109,9 +123,16 @@ class Planner:
     """Predicts for one model on one device. `runs`: records, of any device; those of this one and this model are used."""
 
     def __init__(
-        self, models: Models, device: torch.device, runs: Sequence[Run], batched: bool | None = None, speed: Speed | None = None, writes: bool = True
+        self,
+        models: Models,
+        device: torch.device,
+        runs: Sequence[Run],
+        batched: bool | None = None,
+        speed: Speed | None = None,
+        writes: bool = True,
+        enlarging: Enlarging | None = None,
     ) -> None:
-        """`batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
+        """`enlarging`: the clip is made in two stages, by this upscaler. `batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
         `writes`: the render writes its clip (mux); of a host's graph another node does, and no record says how long it takes.
         """
         self.models, self.device = models, device
@@ -124,6 +145,7 @@ class Planner:
         self._memory = footprints(self._runs, models)
         self._given_speed = speed
         self._writes = writes
+        self._enlarging = enlarging
 
     @property
     def has_records(self) -> bool:
@@ -141,29 +163,36 @@ class Planner:
         models = self.models
         latent = request.video.latent(models.compression, models.dit.in_channels)
         sound = AudioLatentShape.of_clip(request.frames, request.frame_rate)
-        groups = Counter(plan for plan in plans_of(request, models.dit.layers) if plan is not None)
+        two = self._enlarging
+        first = request if two is None else first_request(request, two.config)
+        small = first.video.latent(models.compression, models.dit.in_channels)
+        groups = _groups(first, models.dit.layers)
+        again = Counter() if two is None else _groups(_refined(request), models.dit.layers)
         prompts = 1 if request.negative is None else 2
         pixels = request.width * request.height * request.frames * batch
         text = context_length(PROMPT_TOKENS)
         phases = [
-            self._phase("load.read", sum(models.read.values()), None),
+            self._phase("load.read", sum(models.read.values()) + (two.read if two else 0), None),
             self._phase("text.tower", PROMPT_TOKENS, tower_flops(models.tower, PROMPT_TOKENS).total, prompts),
             self._phase("text.project", PROMPT_TOKENS, projection_flops(models.tower, models.connectors, PROMPT_TOKENS).total, prompts),
             self._phase("text.connect", 1, connector_flops(models.connectors, text).total, prompts),
-            self._sampling(groups, latent.tokens, sound.tokens, text, batch),
+            self._sampling(groups, small.tokens, sound.tokens, text, batch),
+            *([self._phase("upscale", pixels, upscale_flops(two.config, small).total * batch), self._sampling(again, latent.tokens, sound.tokens, text, batch)] if two else []),
             self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
             self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch),
         ]
         if self._writes:
             phases.append(self._phase("mux", pixels, None))
-        rows = max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
-        device, host = self._peaks(Footprint(latent, sound, rows, batch), budget)
-        forwards = sum(len(plan.legs) * n for plan, n in groups.items())
-        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes())
+        stages = ((small, groups), (latent, again)) if two else ((latent, groups),)
+        peaks = [self._peaks(Footprint(grid, sound, self._rows(these), batch), budget) for grid, these in stages]
+        device = None if peaks[0][0] is None else max(device for device, _ in peaks)
+        forwards = sum(len(plan.legs) * n for plan, n in (groups + again).items())
+        first_size = (first.width, first.height) if two else None
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, max(host for _, host in peaks), self._notes(), first_size)
 
     def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
         """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
-        side, frames = self.models.compression.side, self.models.compression.frames
+        side, frames = self._side, self.models.compression.frames
         shape = request.width / request.height
 
         def longer(n: int) -> Request:
@@ -179,7 +208,7 @@ class Planner:
 
     def smallest(self, request: Request, budget: Budget) -> Plan:
         """The least a render with these settings can be: one cell of one frame."""
-        side = self.models.compression.side
+        side = self._side
         return self.plan(replace(request, width=side, height=side, frames=1), budget=budget)
 
     def _last_that_fits(self, make, most: int, budget: Budget, batch: int) -> Plan | None:
@@ -193,6 +222,14 @@ class Planner:
             else:
                 low, best = middle + 1, plan
         return best
+
+    @property
+    def _side(self) -> int:
+        """The step of a clip's sides, px."""
+        return self.models.compression.side * (1 if self._enlarging is None else self._enlarging.config.space.numerator)
+
+    def _rows(self, groups: Mapping[LegPlan, int]) -> int:
+        return max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
 
     @cached_property
     def _speed(self) -> Speed:
@@ -288,3 +325,13 @@ def plans_of(request: Request, blocks: int) -> list[LegPlan | None]:
     sampler = sampler_of(request.sampler, schedule, request.eta)
     video, audio = request.guidance(blocks)
     return [plan_legs(video, audio, call.guided_as[0], sampler.uncond) for call in sampler.calls(sigmas)]
+
+
+def _groups(request: Request, blocks: int) -> Counter[LegPlan]:
+    return Counter(plan for plan in plans_of(request, blocks) if plan is not None)
+
+
+def _refined(request: Request) -> Request:
+    """The second of two stages, as stages.refinement asks for it."""
+    off = {f"{stream}_{scale}": value for stream in ("video", "audio") for scale, value in (("cfg", 1.0), ("stg", 0.0), ("modality", 1.0))}
+    return replace(request, negative=None, schedule=STAGE_2, sigmas=None, sampler=refining_sampler(request.sampler), skip_step=0, bins="", **off)

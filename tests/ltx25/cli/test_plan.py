@@ -7,6 +7,7 @@ from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.request import Request
 from comfyui_ltx25.tests.support.records import Clock, render
+from comfyui_ltx25.tests.support.tiny import tiny_files
 
 
 @pytest.fixture
@@ -66,9 +67,18 @@ def test_the_tiny_checkpoint_can_be_planned(plan):
     assert code == 0 and "280 + 51 tokens, 32 forwards" in shown.out and "tiny" in shown.out
 
 
+def test_two_stages_are_planned_by_a_file_or_by_the_published_upscaler(plan):
+    code, shown = plan("--tiny", "--size", "128x64", "--frames", "9", "--upscaler", str(tiny_files().spatial_upscaler))
+    assert code == 0 and "16 + 9 tokens, 35 forwards in two stages, the first at 64x32" in shown.out and "\nupscale " in shown.out
+    code, shown = plan("--size", "1280x704", "--upscaler", "--host-memory", "1T")
+    assert code == 0 and "123 forwards in two stages, the first at 640x352" in shown.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--size", "1280x736", "--upscaler"], "height 736 px is not a multiple of 64 (use 704 or 768)"),
+        (["--upscaler", str(tiny_files().temporal_upscaler)], "use the published spatial upscaler"),
         (["--size", "1280"], "1280x704"),
         (["--size", "100x100"], "96 or 128"),
         (["--seconds", "5", "--frames", "121"], "one of them"),

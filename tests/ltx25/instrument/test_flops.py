@@ -1,10 +1,14 @@
 """Counts against figures published or worked out by hand for the published sizes; units of the tables: TFLOP."""
 
+from fractions import Fraction
+
 import pytest
+import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.audio import read_audio_config
 from comfyui_ltx25.ltx25.config.text import TowerConfig
 from comfyui_ltx25.ltx25.config.transformer import read_transformer
+from comfyui_ltx25.ltx25.config.upscaler import UpscalerConfig
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.dit.modality import Leg, LegPlan
 from comfyui_ltx25.ltx25.instrument.flops import (
@@ -14,10 +18,13 @@ from comfyui_ltx25.ltx25.instrument.flops import (
     group_flops,
     projection_flops,
     tower_flops,
+    upscale_flops,
     video_decode_flops,
 )
-from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION, AudioLatentShape, VideoShape
+from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION, AudioLatentShape, VideoLatentShape, VideoShape
+from comfyui_ltx25.ltx25.upscaler import LatentUpscaler
 from comfyui_ltx25.tests.support.files import write_published
+from torch.utils.flop_counter import FlopCounterMode
 
 TERA = 1e12
 FOUR = LegPlan(tuple(Leg), frozenset([28]), frozenset([28]), video=True, audio=True)
@@ -100,3 +107,14 @@ def test_diffusion_decoder(published, clip, linear, attention):
 def test_audio_decoder(published, frames, giga):
     config = read_audio_config(published("ltx-2.5-audio-vae-bf16"))
     assert audio_decode_flops(config, AudioLatentShape(8, frames, 16)).total / 1e9 == pytest.approx(giga, rel=0.02)
+
+
+@pytest.mark.parametrize("space, rational", [(2, False), (Fraction(3, 2), True)])
+def test_an_upscale_counts_what_torch_counts(space, rational):
+    """Of the rational one all but its blur, a hundredth of a convolution."""
+    config = UpscalerConfig(16, 32, 2, Fraction(space), 1, rational)
+    with torch.device("meta"):
+        model, latent = LatentUpscaler(config), torch.zeros(1, 16, 3, 4, 6)
+    with FlopCounterMode(display=False) as counted:
+        model(latent)
+    assert upscale_flops(config, VideoLatentShape(16, 3, 4, 6)).total == pytest.approx(counted.get_total_flops(), rel=0.02 if rational else 1e-9)

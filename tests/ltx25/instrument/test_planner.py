@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.config.upscaler import read_upscaler_config
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
@@ -13,7 +14,7 @@ from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.memory import host_free
-from comfyui_ltx25.ltx25.instrument.models import Models, published
+from comfyui_ltx25.ltx25.instrument.models import PUBLISHED_UPSCALER, Models, published
 from comfyui_ltx25.ltx25.instrument.plan_text import (
     frames_of,
     largest_text,
@@ -33,6 +34,7 @@ from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISH
 
 CARD = torch.device("cuda")  # only its name is asked for: plans touch no device
 SPEED = Speed("bfloat16", 700e12, 4e12, 5e10)
+NO_GUIDANCE = {f"{stream}_{scale}": value for stream in ("video", "audio") for scale, value in (("cfg", 1.0), ("stg", 0.0), ("modality", 1.0))}
 NO_LIMIT = Budget(None, None, None)
 SIZES = ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))
 
@@ -76,6 +78,26 @@ def test_time_of_a_geometry_not_seen_within_15_percent(planner):
     decode = next(phase for phase in plan.phases if phase.name == "decode.video")
     assert decode.seconds == pytest.approx(0.2 + 4e-9 * 1024 * 704 * 73, rel=0.05) and not decode.extrapolated
     assert plan.forwards == 120
+
+
+def test_two_stages_are_planned_as_their_samplings_and_what_lies_between(planner, tmp_path):
+    """Stage 1 with its guidance at half the size, stage 2 with one leg at the whole one."""
+    two = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED, enlarging=PUBLISHED_UPSCALER)
+    asked = request(1280, 704, 121)
+    plan, small, large = two.plan(asked), planner.plan(request(640, 352, 121)), planner.plan(request(1280, 704, 121, schedule="distilled_stage2", negative=None, **NO_GUIDANCE))
+    samplings = [[phase.seconds for phase in one.phases if phase.name == "sample"] for one in (plan, small, large)]
+    assert samplings[0] == samplings[1] + samplings[2]
+    names = [phase.name for phase in plan.phases]
+    assert names[names.index("sample") :][:3] == ["sample", "upscale", "sample"]
+    assert (plan.tokens, plan.forwards, plan.first) == (large.tokens, small.forwards + 3, (640, 352))
+    assert plan.device == max(small.device, large.device) < planner.plan(asked).device
+    assert "123 forwards in two stages, the first at 640x352, with" in plan_text(plan, two.models, NO_LIMIT)
+    assert all(found.request.width % 64 == found.request.height % 64 == 0 for found in two.largest(asked, Budget(60.0, None, None)))
+
+
+def test_the_published_upscaler_is_the_published_file(tmp_path):
+    header = read_header(write_published("ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0", tmp_path))
+    assert PUBLISHED_UPSCALER.config == read_upscaler_config(header) and header.size == pytest.approx(PUBLISHED_UPSCALER.read, rel=1e-3)
 
 
 def test_an_extrapolation_is_marked(planner):
