@@ -68,16 +68,50 @@ def _quantise_kernel(x_ptr, out_ptr, scale_ptr, width, WIDTH: tl.constexpr):
 
 
 @jit
-def _rescale_kernel(sums_ptr, x_scale_ptr, scale_ptr, bias_ptr, out_ptr, width, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row and BLOCK columns."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < width
-    y = tl.load(sums_ptr + row * width + column, mask=there, other=0).to(tl.float32)
-    y = y * tl.load(x_scale_ptr + row) * tl.load(scale_ptr + column, mask=there, other=0.0)
+def _product_kernel(
+    x_ptr,  # (M, K) int8
+    weight_ptr,  # (N, K) int8
+    x_scale_ptr,  # (M,)
+    scale_ptr,  # (N,)
+    bias_ptr,  # (N,)
+    out_ptr,  # (M, N)
+    rows,
+    outputs,
+    inputs,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,  # inputs are a multiple of DEPTH
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """One program per tile of ROWS x OUTPUTS. Tiles of TOGETHER rows of tiles follow each other, so that weights stay in the L2 cache."""
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
+    tile = tl.program_id(0)
+    first = tile // (TOGETHER * across) * TOGETHER
+    high = tl.minimum(down - first, TOGETHER)
+    row = (first + tile % (TOGETHER * across) % high) * ROWS + tl.arange(0, ROWS)
+    output = tile % (TOGETHER * across) // high * OUTPUTS + tl.arange(0, OUTPUTS)
+    inner = tl.arange(0, DEPTH)
+    x_at = x_ptr + (row % rows)[:, None].to(tl.int64) * inputs + inner[None, :]  # beyond the end: rows that are there, never stored
+    weight_at = weight_ptr + (output % outputs)[None, :].to(tl.int64) * inputs + inner[:, None]
+    sums = tl.zeros((ROWS, OUTPUTS), tl.int32)
+    for start in range(0, inputs, DEPTH):
+        if WHOLE:
+            x, weight = tl.load(x_at), tl.load(weight_at)
+        else:
+            there = inner < inputs - start
+            x = tl.load(x_at, mask=there[None, :], other=0)
+            weight = tl.load(weight_at, mask=there[:, None], other=0)
+        sums = tl.dot(x, weight, sums, out_dtype=tl.int32)
+        x_at += DEPTH
+        weight_at += DEPTH
+    y = sums.to(tl.float32) * tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
+    y = y * tl.load(scale_ptr + output, mask=output < outputs, other=0.0)[None, :]
     if BIAS:
-        y = y + tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=there)
+        y = y + tl.load(bias_ptr + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
+    at = out_ptr + row[:, None].to(tl.int64) * outputs + output[None, :]
+    tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (output < outputs)[None, :])
 
 
 def _quantise_launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,17 +121,26 @@ def _quantise_launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, scale
 
 
-def _rescale_launch(
-    sums: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+def _product_launch(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    rows, width = sums.shape
-    out = torch.empty_like(sums, dtype=dtype)
-    block = min(1024, power_of_two(width))
-    grid = (rows, -(-width // block))
-    _rescale_kernel[grid](
-        sums, x_scale, scale, scale if bias is None else bias, out, width, BIAS=bias is not None, BLOCK=block
-    )
+    """Sums and `rescale_reference` in one: int32 sums never leave the multiprocessor. All contiguous."""
+    (rows, inputs), outputs = x.shape, len(weight)
+    out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    high, wide_, deep, warps = _tile(rows, x.device)
+    grid = (-(-rows // high) * -(-outputs // wide_),)
+    tile = {"ROWS": high, "OUTPUTS": wide_, "DEPTH": deep, "TOGETHER": 8, "num_warps": warps, "num_stages": 3}
+    whole, filled = inputs % deep == 0, scale if bias is None else bias
+    _product_kernel[grid](x, weight, x_scale, scale, filled, out, rows, outputs, inputs, BIAS=bias is not None, WHOLE=whole, **tile)
     return out
+
+
+def _tile(rows: int, device: torch.device) -> tuple[int, int, int, int]:
+    """Rows, outputs and depth of a tile, and its warps: as much as shared memory holds three times."""
+    if rows <= 64:
+        return 64, 64, 128, 4
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+    return (128, 256, 128, 8) if shared >= 160 << 10 else (128, 128, 64, 8)
 
 
 def supported(device: torch.device) -> bool:
@@ -124,11 +167,13 @@ def int8_linear(
     if group is not None:
         x = rotate(x, group)
     flat = x.flatten(0, -2)
-    quantise, rescale = (_quantise_launch, _rescale_launch) if _OP.runs(x) else (quantise_rows_reference, rescale_reference)
-    values, x_scale = quantise(flat)
+    if _OP.runs(x):
+        values, x_scale = _quantise_launch(flat)
+        return _product_launch(values, weight.contiguous(), x_scale, scale, bias, dtype).unflatten(0, x.shape[:-1])
+    values, x_scale = quantise_rows_reference(flat)
     at_once = max(256, _ROWS_AT_ONCE // (4 * len(weight)))
     parts = [
-        rescale(multiply(values[i : i + at_once], weight).contiguous(), x_scale[i : i + at_once], scale, bias, dtype)
+        rescale_reference(multiply(values[i : i + at_once], weight), x_scale[i : i + at_once], scale, bias, dtype)
         for i in range(0, len(values), at_once)
     ]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unflatten(0, x.shape[:-1])
@@ -148,7 +193,7 @@ def _check(device: torch.device, dtype: torch.dtype) -> list[tuple[torch.Tensor,
     sums = multiply(wanted, weight)
     for one in (bias, None):
         moved = None if one is None else one.to(device)
-        got = _rescale_launch(multiply(values, weight.to(device)).contiguous(), x_scale, scale.to(device), moved, dtype)
+        got = _product_launch(values, weight.to(device), x_scale, scale.to(device), moved, dtype)
         twin = rescale_reference(sums, wanted_scale, scale, one, dtype)
         results.append((got, twin, rescale_reference(sums, wanted_scale, scale, one, torch.float64)))
     return results

@@ -70,6 +70,7 @@ def na3d_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Tr
 
 _RUN = 16  # keys along w that a box of queries sees
 _ROWS = 4  # such runs, of neighbouring h, in one tile of keys
+_REGISTERS = 168  # of a thread: three boxes run on a multiprocessor then
 _QUERIES = 64  # most queries of a box: 64 ran faster than 128 on an H200
 
 
@@ -98,12 +99,13 @@ def _na3d(
     ROWS: tl.constexpr,
     RUN: tl.constexpr,
     BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """One program: one head of one box of BT x BH x BW queries, against the keys any of them sees.
 
     Keys come in tiles of ROWS x RUN (h, w) of one frame; frames are the inner loop, so that what differs per query along
     h and w is one matrix kept over many tiles, and along t one vector per tile. BOUNDED: scores are known to be small
-    enough that their exponentials need no running maximum.
+    enough that their exponentials need no running maximum; the matrix then holds ones and zeros, in half the registers.
     """
     box = tl.program_id(0)
     head = tl.program_id(1)
@@ -143,27 +145,30 @@ def _na3d(
     for group in range(low_h, high_h, ROWS):
         kh = group + key // RUN
         seen = seen_w & (kh[None, :] >= start_h[:, None]) & (kh[None, :] < start_h[:, None] + size_h)
-        outside = tl.where(seen, 0.0, -1e30)
+        if BOUNDED:
+            outside = tl.where(seen, 1.0, 0.0).to(q.dtype)
+        else:
+            outside = tl.where(seen, 0.0, -1e30)
         place = (tl.minimum(kh, height - 1) * width + kw) * stride + head * D
         for kt in range(low_t, high_t):
             from_frame = (kt - first_key) * plane
             k = tl.load(k_ptr + from_frame + place[:, None] + column[None, :])
             v = tl.load(v_ptr + from_frame + place[:, None] + column[None, :])
-            score = tl.dot(q, tl.trans(k), acc=outside, input_precision="ieee")
             outside_t = tl.where((kt >= start_t) & (kt < start_t + size_t), 0.0, -1e30)
             if BOUNDED:
-                p = tl.exp2(score * scale + outside_t[:, None])
+                score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                p = tl.exp2(score * scale + outside_t[:, None]).to(v.dtype) * outside
             else:
+                score = tl.dot(q, tl.trans(k), acc=outside, input_precision=PRECISION)
                 score = score * scale + outside_t[:, None]
                 highest = tl.maximum(most, tl.max(score, axis=1))
                 shrink = tl.exp2(most - highest)
-                p = tl.exp2(score - highest[:, None])
+                p = tl.exp2(score - highest[:, None]).to(v.dtype)
                 total *= shrink
                 out *= shrink[:, None]
                 most = highest
-            p = p.to(v.dtype)  # summed as rounded: the error of a weight that stands alone then cancels
-            total += tl.sum(p.to(tl.float32), axis=1)
-            out = tl.dot(p, v, acc=out, input_precision="ieee")
+            total += tl.sum(p.to(tl.float32), axis=1)  # as rounded: the error of a weight that stands alone then cancels
+            out = tl.dot(p, v, acc=out, input_precision=PRECISION)
     out /= total[:, None]
     tl.store(out_ptr + at[:, None] + column[None, :], out.to(out_ptr.dtype.element_ty), mask=there[:, None])
 
@@ -186,7 +191,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Triple, s
     frames, height, width, heads, head_dim = q.shape
     size = [min(n, length) for n, length in zip(window, (place.length, height, width), strict=True)]
     box = _box(tuple(size))
-    queries = prod(box)
+    queries, nvidia = prod(box), q.device.type == "cuda" and torch.version.cuda is not None
     grid = (prod(-(-n // b) for n, b in zip((frames, height, width), box, strict=True)), heads)
     _na3d[grid](
         q,
@@ -210,8 +215,10 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Triple, s
         ROWS=_ROWS,
         RUN=_RUN,
         BOUNDED=bound is not None and bound <= _SAFE,
+        PRECISION="tf32x3" if nvidia else "ieee",  # three products on tensor cores, as good as one without them
         num_warps=8 if queries > 64 else 4,
         num_stages=3,
+        **({"maxnreg": _REGISTERS} if nvidia and q.dtype != torch.float32 and _REGISTERS else {}),
     )
 
 

@@ -2,8 +2,17 @@
 
 import pytest
 import torch
-from comfyui_ltx25.kernels.int8_linear import _check, int8_linear, quantise_rows_reference, rotate
+from comfyui_ltx25.kernels.int8_linear import (
+    _check,
+    _product_launch,
+    int8_linear,
+    multiply,
+    quantise_rows_reference,
+    rescale_reference,
+    rotate,
+)
 from comfyui_ltx25.ltx25.formats.int8 import dequantise_int8
+from comfyui_ltx25.tests.support.kernels import PLACES
 
 SHAPES = [(1, 4096, 4096), (24, 4096, 12288), (1000, 16384, 4096), (333, 2048, 2080), (18, 256, 36)]  # rows, in, out
 
@@ -32,6 +41,22 @@ def test_twin_on_the_cpu_is_as_close_as_eight_bits_are():
 def test_rows_of_zeros_stay_zeros():
     values, scale = quantise_rows_reference(torch.zeros(2, 8))
     assert not values.any() and torch.isfinite(scale).all()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16, 8), (17, 130, 70), (130, 256, 136)], ids=str)
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_kernel_is_the_library_product_rescaled_but_for_a_contracted_sum(device, dtype, shape, biased):
+    """Sums of whole numbers have one value; a compiler may round the bias in with the last product."""
+    pytest.importorskip("triton")
+    rows, inputs, outputs = shape
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randint(-128, 128, (n, inputs), generator=generator, dtype=torch.int8).to(device) for n in (rows, outputs))
+    x_scale, scale = (torch.rand(n, 1, generator=generator).to(device) for n in (rows, outputs))
+    bias = torch.randn(outputs, generator=generator).to(device, dtype) if biased else None
+    got = _product_launch(x, weight, x_scale, scale, bias, dtype)
+    want = rescale_reference(multiply(x, weight), x_scale, scale, bias, dtype)
+    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(torch.float32).eps * float(want.abs().max()))
 
 
 @pytest.mark.gpu
