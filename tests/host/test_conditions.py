@@ -277,16 +277,21 @@ def test_how_many_frames_of_a_video_are_used_is_told(host, api, given, find, mod
 
 
 def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, api, find, inspect):
-    """17 -> 33 frames: the sound is round(33 / 24 * 25) latents long (the official rounding), the start is equal to the bit."""
+    """17 -> 33 frames: the sound is round(33 / 24 * 25) latents long (the official rounding), the start is equal to the bit. A
+    loop is told its first frame again."""
     prompt = api("text_to_video_distilled_tiny")
     load, sampler, guider = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "LTX25Sampler", "LTX25Guider"))
     prompt["longer"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": [sampler, 0], "frames": 16, "loop": True}}
     prompt["go on"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "guider": [guider, 0], "latent": ["longer", 0], "seed": 7}}
+    prompt["straight on"] = {"class_type": "LTX25Extend", "inputs": {**prompt["longer"]["inputs"], "loop": False}}
+    prompt["other"] = {"class_type": "LTX25Sampler", "inputs": {**prompt["go on"]["inputs"], "latent": ["straight on", 0]}}
     for key, source in (("before", sampler), ("after", "go on")):
         prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": 0, "count": 3, "audio": 18}}
-    before, after, whole = (inspect(prompt, key) for key in ("before", "after", "go on"))
+    before, after, whole, straight = (inspect(prompt, key) for key in ("before", "after", "go on", "other"))
     run = host.run(prompt)
     assert [part["shape"][2] for part in whole(run)["samples"]["nested"]] == [5, round(33 / 24 * 25)]
+    assert [part["shape"] for part in whole(run)["samples"]["nested"]] == [part["shape"] for part in straight(run)["samples"]["nested"]]
+    assert whole(run)["samples"]["nested"][0]["digest"] != straight(run)["samples"]["nested"][0]["digest"]
     assert [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
 
 

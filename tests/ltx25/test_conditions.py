@@ -54,6 +54,19 @@ def test_f2_image_stands_at_exactly_its_frame(frame, at):
     assert not draft.marked[24:].any() and not draft.mask[24:].any() and not draft.latent[:, 24:].any()
 
 
+def test_pictures_may_come_in_any_order():
+    """The clip's own tokens are the same, and beside it stands the same content at the same places with the same masks."""
+    items = [Image(torch.randn(1, 12, 1, 2, 4), frame, strength) for frame, strength in ((0, 1.0), (-1, 0.5), (9, 0.75))]
+    clip = video()
+    given, other = (apply(order, {"video": clip})["video"] for order in (items, items[::-1]))
+    for name in ("clean", "mask", "positions", "latent", "marked"):
+        axis = {"mask": 0, "marked": 0}.get(name, 1)
+        one, two = (getattr(draft, name) for draft in (given, other))
+        own, (last, ninth) = one.narrow(axis, 0, 24), one.narrow(axis, 24, 16).chunk(2, axis)
+        assert torch.equal(two, torch.cat([own, ninth, last], axis)), name
+    assert torch.equal(given.clean[:, :8], items[0].latent.flatten(2).mT) and given.tokens == 24 + 16
+
+
 def test_negative_frame_that_is_the_first_goes_in_place():
     assert Image(IMAGE, -17, 1.0).apply(video()).tokens == 24
 

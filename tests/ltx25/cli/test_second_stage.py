@@ -114,11 +114,15 @@ def test_r5_what_stage_two_cannot_use_is_one_sentence_before_stage_one(here, cap
     assert words in refused(here, capsys, *LARGE, *(part.format(here=here) for part in arguments))
 
 
-@pytest.mark.parametrize("flag", ["--upscaler", "--audio", "--transformer", "--runs", "--lora", "--stage2-lora"])
+RENDER = ("render", "--prompt", "a", "-o", "x.mp4")
+EMPTY = [(*RENDER, flag) for flag in ("--upscaler", "--audio", "--transformer", "--runs", "--lora", "--stage2-lora")]
+
+
+@pytest.mark.parametrize("command", [*EMPTY, ("decode", "-o", "x.mp4"), ("tiny",), ("plan", "--video-vae"), ("plan", "--upscaler"), ("runs", "show", "--runs")])
 @pytest.mark.parametrize("nothing", ["", " "])
-def test_a_path_that_is_empty_is_one_sentence(here, capsys, flag, nothing):
+def test_a_path_that_is_empty_is_one_sentence(here, capsys, command, nothing):
     """As of a shell's variable that is not set: it would be the current folder."""
     with pytest.raises(SystemExit) as ended:
-        main(["render", "--prompt", "a", "-o", str(here / "x.mp4"), flag, nothing])
+        main([*command, nothing])
     shown = capsys.readouterr().err
-    assert ended.value.code == 2 and shown.count("\n") == 1 and shown.startswith(f"ltx25 render: {flag}: '{nothing}' ") and "write" in shown
+    assert ended.value.code == 2 and shown.count("\n") == 1 and f": '{nothing}' " in shown and "write" in shown
