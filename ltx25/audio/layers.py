@@ -55,6 +55,9 @@ class Conv1d(nn.Conv1d):
         super().__init__(inputs, outputs, kernel, padding=kernel // 2 * dilation, dilation=dilation)
         self._packed = Derived(lambda weight: pack(weight[..., None]))
 
+    def reset_parameters(self) -> None:
+        """Nothing: weights come from a file."""
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if x.is_cuda:
             weight = self.weight[..., None]
@@ -72,6 +75,9 @@ class Upsample1d(nn.ConvTranspose1d):
     def __init__(self, inputs: int, outputs: int, kernel: int, rate: int) -> None:
         super().__init__(inputs, outputs, kernel, rate, padding=(kernel - rate) // 2)
         self._packed = Derived(lambda weight, bias: pack_transpose(weight, bias, *self.stride, *self.padding))
+
+    def reset_parameters(self) -> None:
+        """Nothing: weights come from a file."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:

@@ -149,24 +149,21 @@ class ResidualBlock(nn.Module):
 
 
 class AntiAliasedSnake(nn.Module):
-    """SnakeBeta at twice the rate, its filters stored in the file. Sub-modules only carry the file's names."""
+    """SnakeBeta at twice the rate, its filters stored in the file."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.act = nn.Module()
-        self.act.alpha = nn.Parameter(torch.empty(width))
-        self.act.beta = nn.Parameter(torch.empty(width))
-        self.upsample = nn.Module()
-        self.upsample.register_buffer("filter", torch.empty(1, 1, TAPS))
-        self.downsample = nn.Module()
-        self.downsample.lowpass = nn.Module()
-        self.downsample.lowpass.register_buffer("filter", torch.empty(1, 1, TAPS))
+        self.alpha = nn.Parameter(torch.empty(width))
+        self.beta = nn.Parameter(torch.empty(width))
+        self.register_buffer("up", torch.empty(1, 1, TAPS))
+        self.register_buffer("down", torch.empty(1, 1, TAPS))
         self._factors = Derived(factors)
 
+    def checkpoint_sources(self) -> dict[str, tuple[str, ...]]:
+        return {"alpha": ("act.alpha",), "beta": ("act.beta",), "up": ("upsample.filter",), "down": ("downsample.lowpass.filter",)}
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return snake(
-            x, *self._factors.of(self.act.alpha, self.act.beta), self.upsample.filter, self.downsample.lowpass.filter
-        )
+        return snake(x, *self._factors.of(self.alpha, self.beta), self.up, self.down)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:

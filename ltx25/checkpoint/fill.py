@@ -1,7 +1,7 @@
 """Strict and complete loading of modules built on the meta device.
 
-A module's parameter and buffer names are the file's names after a prefix. A module that stores several tensors of the
-file as one (merged projections) says so in a method
+A module's parameter and buffer names are the file's names after a prefix. A module that has other names than the file, or
+stores several tensors of the file as one (merged projections), says so in a method
 
     def checkpoint_sources(self) -> dict[str, tuple[str, ...]]
 
