@@ -86,6 +86,9 @@ def sanitized(names: Sequence[str], sanitizer: str | None) -> Iterator[dict[str,
         why = "no CUDA device" if DEVICE.type != "cuda" else "compute-sanitizer was not found; --sanitizer names it" if sanitizer is None else None
         verdict: dict[str, object] = {"clean": None, "why": why} if why else _under(sanitizer, tool, names)
         for name in names:
+            if not why and (reason := why_not(name, DEVICE)):
+                yield {"op": name, "tool": tool, "clean": None, "why": reason}
+                continue
             alone = verdict if verdict["clean"] or why or len(names) == 1 else _under(sanitizer, tool, [name])
             yield {"op": name, "tool": tool, **alone}
 
