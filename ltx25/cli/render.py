@@ -226,7 +226,10 @@ def _facts(engine: Engine, request: Request, job: SampleJob, second: SecondStage
     """The run record's header: machine, files, options, geometry, what will run, settings. Prompts go their own way."""
     geometry = ("width", "height", "frames", "frame_rate")
     settings = {name: getattr(request, name) for name in FLAGS if name not in ("negative", *geometry)}
-    headers, more = (engine.headers, {}) if second is None else ({**engine.headers, "upscaler": second.header}, {"stage2": second.facts(request, job)})
+    headers, more = engine.headers, {}
+    if second is not None:
+        headers, more = {**headers, "upscaler": second.header}, {"stage2": second.facts(request, job)}
+        settings |= second.settings
     return {
         **machine(engine.device),
         "files": files_facts(headers),

@@ -42,6 +42,11 @@ class SecondStage:
         """What the first stage is asked for, so that the request's size comes out. Raises InputError for a size that cannot."""
         return first_request(request, self.config)
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was asked for beside the settings of a render in one stage, for the record."""
+        return {"upscaler": self.header.name, "stage2_loras": [str(lora) for lora in self.engine.loras]}
+
     def facts(self, request: Request, first: SampleJob) -> dict[str, object]:
         """What this stage will run, as engine.facts; raises InputError as that does, for want of memory, too."""
         video, audio = empty_latents(request.video, request.frame_rate, len(first.audio), request.compression)

@@ -71,6 +71,9 @@ def law_lines(law: Law | str, measured: Measured) -> list[str]:
     return lines
 
 
+MOST_SAMPLINGS = 3  # told one by one
+
+
 def clip_text(run: Run) -> str:
     """The clip's size, length and rate in one phrase."""
     clip = run.header.get("geometry") or {}
@@ -81,14 +84,13 @@ def clip_text(run: Run) -> str:
 
 
 def steps_text(run: Run) -> str:
-    """Steps and legs in one phrase."""
-    legs = _sample_facts(run).get("legs") or run.header.get("legs") or []
-    steps = _sample_facts(run).get("steps") or run.header.get("steps")
-    return f"{counted(steps, 'step')} of {'+'.join(legs)}" if steps and legs else "no steps"
-
-
-def _sample_facts(run: Run) -> dict[str, Any]:
-    return next((event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample"), {})
+    """Steps and legs in one phrase, of each sampling: a render may have two stages."""
+    begun = [event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample" and event.get("state") == "open"]
+    told = [(facts.get("steps") or run.header.get("steps"), facts.get("legs") or run.header.get("legs")) for facts in begun or [{}]]
+    texts = [f"{counted(steps, 'step')} of {'+'.join(legs)}" for steps, legs in told if steps and legs]
+    if len(texts) > MOST_SAMPLINGS:
+        return f"{texts[0]} and {len(texts) - 1} more samplings"
+    return " + ".join(texts) or "no steps"
 
 
 def _forward_lines(run: Run) -> list[str]:

@@ -9,6 +9,8 @@ from comfyui_ltx25.ltx25.cli import main
 from comfyui_ltx25.ltx25.conditions import Frozen, Image
 from comfyui_ltx25.ltx25.engine import Engine, Sampled, SampleJob
 from comfyui_ltx25.ltx25.guidance import OFF, Bins
+from comfyui_ltx25.ltx25.instrument.history import read_run
+from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.schedule import STEPS, sigmas_of
 from comfyui_ltx25.tests.ltx25.cli.test_render import files, frames_of, here, refused, rendered
 from comfyui_ltx25.tests.ltx25.cli.test_told import PLAIN, picture, voice
@@ -76,6 +78,8 @@ def test_r3_stage_two_refines_the_enlarged_clip_with_its_pictures_anew_at_the_si
     assert (header["steps"], header["stage2"]["steps"], header["files"]["upscaler"]["name"]) == (8, 3, tiny_files().spatial_upscaler.name)
     assert (header["tokens"]["video"], header["stage2"]["tokens"]["video"]) == (12, 48)
     assert [one["tokens"]["video"] for one in facts] == [12 + 6, 48 + 24]  # with the picture beside the clip
+    assert header["settings"]["upscaler"] == tiny_files().spatial_upscaler.name  # another request than in one stage
+    assert steps_text(read_run(next((here / "runs").glob("*.jsonl")))) == "8 steps of cond + 3 steps of cond"
 
 
 def test_a_guided_first_stage_has_a_second_with_its_own_lora_and_keeps_its_sound(here, seen):
