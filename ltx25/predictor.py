@@ -110,9 +110,9 @@ class Denoise:
 
     @cached_property
     def plans(self) -> tuple[LegPlan | None, ...]:
-        """Per call; None where no model runs because every stream skips the step."""
+        """Per call; None where no model runs because every stream skips the step. What is kept needs no velocity."""
         return tuple(
-            plan and replace(plan, read=plan.read - self.frozen)
+            plan and replace(plan, read=plan.read - self.frozen, kept=False)
             for plan in (
                 plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
                 for call, guided in zip(self.calls, self.guided, strict=True)

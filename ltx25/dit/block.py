@@ -169,9 +169,9 @@ class Block(nn.Module):
             lanes.meet(modulation)  # made outside of the audio lane, and read in it
         if audio is not None:
             with lanes.audio():
-                audio = self._feed_forward(self.audio_ff, a, m.audio, g.audio, following and following.audio)
+                audio = self._feed_forward(self.audio_ff, a, m.audio, g.audio, legs.audio, following and following.audio)
         if video is not None:
-            video = self._feed_forward(self.ff, v, m.video, g.video, following and following.video)
+            video = self._feed_forward(self.ff, v, m.video, g.video, legs.video, following and following.video)
         return State(video, audio)
 
     def _video(self) -> Layers:
@@ -265,11 +265,14 @@ class Block(nn.Module):
         places = [] if ff is None else [ff.run(rows.start, rows.stop)]
         self._add(x.run(rows.start, rows.stop), y, gate, norms, g.index, places)
 
-    def _feed_forward(self, layer: FeedForward, met: Met, m: StreamModulation, g: StreamGeometry, opening: Norm | None) -> Lane:
+    def _feed_forward(self, layer: FeedForward, met: Met, m: StreamModulation, g: StreamGeometry, legs: StreamSchedule, opening: Norm | None) -> Lane:
+        """The last block's, which opens nothing, is of the tokens whose velocities are read."""
         if met.ff is None:
             return Lane(met.x, None)
-        opened = self._add(met.x, met.ff.map(layer), m.ff.gate, [] if opening is None else [opening], g.index)
-        return Lane(met.x, opened[0] if opened else None)
+        span = legs.span(g) if opening is None else None
+        x, ff, index = (met.x, met.ff, g.index) if span is None else (met.x.tokens(*span), met.ff.tokens(*span), g.index[slice(*span)])
+        opened = self._add(x, ff.map(layer), m.ff.gate, [] if opening is None else [opening], index)
+        return Lane(x, opened[0] if opened else None)
 
     def _add(
         self, x: Rows, y: Rows, gate: torch.Tensor, norms: Sequence[Norm], index: torch.Tensor | None, out: Sequence[Rows] = ()

@@ -17,6 +17,7 @@ class StreamGeometry:
     """One stream of T tokens, on the device unless said otherwise."""
 
     tokens: int
+    made: tuple[int, int]  # [first, stop): tokens outside of it have mask 0; all of them where every token has
     levels: torch.Tensor  # (K,) float32, on the CPU: distinct mask values; a level's timestep is level * sigma
     index: torch.Tensor | None  # (T,) int64, each token's level; None where K is 1
     mask: torch.Tensor  # (1, T, 1) float32
@@ -74,9 +75,11 @@ def timestep_of_levels(stream: StreamGeometry, sigma: float) -> torch.Tensor:
 def _stream(stream: Stream, own: Rope, between: Rope, device: torch.device, dtype: torch.dtype) -> StreamGeometry:
     mask = stream.mask.detach().to("cpu", torch.float32)
     levels, index = torch.unique(mask, return_inverse=True)
+    moving = mask.nonzero().flatten().tolist() or [0, len(mask) - 1]
     bias = None if stream.bias is None else stream.bias.to(device).clamp(min=torch.finfo(dtype).min).to(dtype)
     return StreamGeometry(
         tokens=len(mask),
+        made=(moving[0], moving[-1] + 1),
         levels=levels,
         index=index.to(device) if len(levels) > 1 else None,
         mask=mask.to(device).view(1, -1, 1),

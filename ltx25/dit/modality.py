@@ -50,6 +50,8 @@ class LegPlan:
     video / audio: False: that stream keeps its projected tokens through all blocks (skip_step), the other still reads it.
     isolated: streams whose isolated leg is read; the streams do not meet in it, so another one is not run there.
     read: streams whose velocities are read at all (a frozen one's are not). What is not read comes back as None.
+    kept: velocities of tokens of mask 0 are read, too (a sampler needs none: x0 = x - 0 v). Else those before the first and
+        behind the last other token come back as 0, and the last feed-forward and the head leave them out.
     """
 
     legs: tuple[Leg, ...]
@@ -59,6 +61,7 @@ class LegPlan:
     audio: bool
     isolated: frozenset[str] = BOTH
     read: frozenset[str] = BOTH
+    kept: bool = True
 
 
 @dataclass(frozen=True)

@@ -246,12 +246,15 @@ class DiT(nn.Module):
         """LayerNorm, modulate by the embedded timestep, project to velocities: rows (B, T, C)."""
         if lane is None or not legs.read:
             return None
+        span = legs.span(stream)
+        index = stream.index if span is None else stream.index[slice(*span)]
         shift, scale = (table.to(tables.embedded.dtype) + tables.embedded.unsqueeze(1)).unbind(1)  # (K, D)
 
         def head(x: torch.Tensor) -> torch.Tensor:
             wide = torch.promote_types(x.dtype, torch.float32)
             normed = F.layer_norm(x.to(wide), x.shape[-1:], eps=self.config.norm_eps)
-            return layer(affine(normed, scale, shift, stream.index).to(x.dtype))
+            velocity = layer(affine(normed, scale, shift, index).to(x.dtype))
+            return velocity if span is None else F.pad(velocity, (0, 0, span[0], stream.tokens - span[1]))
 
         return lane.x.map(head)
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 import torch
 
 from ...kernels.quantise import Activation, Quantised, room
+from .geometry import StreamGeometry
 from .modality import Leg, LegPlan
 
 Groups = tuple[tuple[Leg, ...], ...]
@@ -52,6 +53,10 @@ class Rows:
         size = self.tensors[0].shape[0] // len(self.groups)
         return Rows(self.groups[start:stop], (self.tensors[0][start * size : stop * size],), True)
 
+    def tokens(self, start: int, stop: int) -> Rows:
+        """Tokens [start, stop) of every row, copied: products want them without gaps."""
+        return self.map(lambda tensor: _copied(tensor, start, stop))
+
     def row(self, number: int) -> Activation:
         """(B, ...), a view."""
         return self.run(number, number + 1).tensors[0]
@@ -77,6 +82,12 @@ def join(groups: Groups, parts: list[Activation], batched: bool) -> Rows:
     return Rows(groups, (_cat(parts),) if batched else tuple(parts), batched)
 
 
+def _copied(tensor: Activation, start: int, stop: int) -> Activation:
+    if isinstance(tensor, Quantised):
+        return Quantised(_copied(tensor.values, start, stop), _copied(tensor.scale, start, stop))
+    return tensor[:, start:stop].clone(memory_format=torch.contiguous_format)
+
+
 def _cat(parts: list[Activation]) -> Activation:
     """A new tensor of all rows of `parts`."""
     if isinstance(parts[0], Quantised):
@@ -99,6 +110,7 @@ class StreamSchedule:
     legs: tuple[Leg, ...]
     enabled: bool
     read: bool  # anyone wants its velocities; else its last block ends where nobody reads it any more
+    kept: bool  # ... those of tokens of mask 0, too
     perturbed: frozenset[int]  # blocks whose self-attention the STG leg replaces
     stg: tuple[int, Point] | None
     isolated: tuple[int, Point] | None
@@ -117,6 +129,11 @@ class StreamSchedule:
             )
             parted.setdefault(key, []).append(leg)
         return tuple(tuple(legs) for legs in parted.values())
+
+
+    def span(self, geometry: StreamGeometry) -> tuple[int, int] | None:
+        """[first, stop) of the tokens whose velocities are read; None: of all."""
+        return None if self.kept or not self.enabled or geometry.made == (0, geometry.tokens) else geometry.made
 
 
 @dataclass(frozen=True)
@@ -147,5 +164,5 @@ def schedule(plan: LegPlan, has_video: bool, has_audio: bool) -> Schedule:
         isolated = (0, Point.CROSS) if meet else None
         # Isolated streams do not see each other: one that nobody reads there is not run.
         mine = tuple(leg for leg in legs if leg is not Leg.ISOLATED or not meet or name in plan.isolated)
-        streams.append(StreamSchedule(mine, enabled, name in plan.read, own, stg, isolated) if there and mine else None)
+        streams.append(StreamSchedule(mine, enabled, name in plan.read, plan.kept, own, stg, isolated) if there and mine else None)
     return Schedule(*streams)

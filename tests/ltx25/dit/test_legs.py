@@ -291,6 +291,40 @@ def test_a_stream_nobody_reads_ends_where_the_other_one_last_reads_it(stream, ba
     assert per_block(calls, "forward", f"{prefix}ff")[2] > 0 and per_block(calls, "keys_values", ways[1])[3] > 0
 
 
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("case, span", [("dit/i2v_mask0", (8, 24)), ("dit/attention_strength", (0, 24))])
+def test_kept_tokens_at_the_ends_are_left_out_of_the_last_feed_forward_and_the_head(case, span, batched, dit, negative, monkeypatch):
+    """A first picture, and a reference behind the clip: what is made of the others is what it was."""
+    seen, layer = {}, layers.FeedForward.forward
+
+    def forward_seen(self, x):
+        seen[self] = x.shape[1]
+        return layer(self, x)
+
+    forward = forward_of(dit, golden.inputs(case))
+    want = forward.run(dit, plan(), negative, batched)
+    monkeypatch.setattr(layers.FeedForward, "forward", forward_seen)
+    got = forward.run(dit, replace(plan(), kept=False), negative, batched)
+    first, stop = span
+    for leg in ALL:
+        torch.testing.assert_close(got[leg].video[:, first:stop], want[leg].video[:, first:stop], **BATCHED)
+        assert got[leg].video.shape == want[leg].video.shape and torch.equal(got[leg].audio, want[leg].audio)
+        assert not got[leg].video[:, :first].any() and not got[leg].video[:, stop:].any()
+    assert [seen[block.ff] for block in dit.transformer_blocks] == [forward.video.shape[1]] * 3 + [stop - first]
+    assert {seen[block.audio_ff] for block in dit.transformer_blocks} == {18}
+
+
+@pytest.mark.parametrize("skipped", [plan(), plan(video=False), plan(audio=False)], ids=["none", "video", "audio"])
+@pytest.mark.parametrize("case", ["dit/i2v_mask0", "dit/per_token_random"])
+def test_kept_tokens_between_others_and_skipped_streams_are_as_they_were(case, skipped, dit, negative):
+    forward = forward_of(dit, golden.inputs(case))
+    got, want = forward.run(dit, replace(skipped, kept=False), negative), forward.run(dit, skipped, negative)
+    first, stop = forward.geometry.video.made if skipped.video else (0, 24)
+    for leg in ALL:
+        torch.testing.assert_close(got[leg].video[:, first:stop], want[leg].video[:, first:stop], **BATCHED)
+        assert torch.equal(got[leg].audio, want[leg].audio)
+
+
 def test_pause_is_called_after_every_block_and_may_end_the_forward(dit, forward):
     seen = []
 
