@@ -47,18 +47,22 @@ def checked_output(path: Path, transfer: str) -> Path:
     return check_output(path) if transfer == SDR else check_folder(path)
 
 
+DONE = "the finished latent is kept, {command} goes on from there"
+FIRST_STAGE = "the clip of stage 1 is kept, {command} shows it"
+
+
 @contextlib.contextmanager
-def keeping(kept: Kept, output: Path) -> Iterator[None]:
-    """The latent lies in a file until the block is done: a process that is killed says nothing. Every error says where."""
+def keeping(kept: Kept, output: Path, told: str = DONE) -> Iterator[None]:
+    """The latent lies in a file until the block is done: a process that is killed says nothing. Every error says where, by `told`."""
     path = kept.save(output)
     if path is None:
-        tell("note: the latent cannot be kept beside the output (no room, or no right to write); it is lost where decoding fails")
+        tell("note: the latent cannot be kept beside the output (no room, or no right to write); it is lost where what follows fails")
     try:
         yield
     except BaseException as error:
         if path is None:
             raise
-        where = f"the finished latent is kept, 'ltx25 decode {path} -o {output}' goes on from there"
+        where = told.format(command=f"'ltx25 decode {path} -o {output}'")
         if isinstance(error, LTX25Error):
             raise type(error)(f"{str(error).rstrip('.')}; {where}.") from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error):

@@ -28,7 +28,7 @@ from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
 from .arguments import parsed, path_of
-from .finish import checked_output, finish, keeping, recorded, tell
+from .finish import FIRST_STAGE, checked_output, finish, keeping, recorded, tell
 from .runs import DEFAULT_RUNS, runs_folder
 from .second_stage import SecondStage
 from .told import MODES, Told, parse_lora
@@ -163,12 +163,14 @@ def _render(
     again = () if second is None else told.pictures_at(request.video, engine, watch)
     job = replace(job, audio=audio, conditions=(*seen, *heard), positive=positive, negative=negative)
     clip = engine.sample(job, watch, how.profile)
+    files = chosen_files(how)[0]
     if second is not None:
-        clip = second.refine(job, clip, (*again, *heard), watch)
+        with keeping(Kept(clip.video, clip.audio, request.frame_rate, request.seed, files, how.transfer), output, FIRST_STAGE):
+            clip = second.refine(job, clip, (*again, *heard), watch)
     for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices)):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
-    kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, chosen_files(how)[0], how.transfer)
+    kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, files, how.transfer)
     with keeping(kept, output):
         return finish(engine, kept, how.tiling, output, record, watch, told.soundtrack(request))
 

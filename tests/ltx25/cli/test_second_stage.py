@@ -118,6 +118,18 @@ def test_r5_what_stage_two_cannot_use_is_one_sentence_before_stage_one(here, cap
     assert words in refused(here, capsys, *LARGE, *(part.format(here=here) for part in arguments))
 
 
+def test_a_second_stage_that_fails_leaves_the_clip_of_the_first(here, monkeypatch, capsys):
+    def short(*_, **__):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("comfyui_ltx25.ltx25.engine.upscale", short)
+    assert main(["render", "--prompt", "a", "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *LARGE, *PLAIN, *TWO]) == 1
+    latent = here / "x.latent.safetensors"
+    assert f"the clip of stage 1 is kept, 'ltx25 decode {latent} -o {here / 'x.mp4'}' shows it" in capsys.readouterr().err
+    assert main(["decode", str(latent), "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet"]) == 0
+    assert frames_of(here / "x.mp4").shape == (9, 96, 64, 3)
+
+
 RENDER = ("render", "--prompt", "a", "-o", "x.mp4")
 EMPTY = [(*RENDER, flag) for flag in ("--upscaler", "--audio", "--transformer", "--runs", "--lora", "--stage2-lora")]
 
