@@ -58,10 +58,36 @@ def start(tiny, **options):
 
 
 @pytest.fixture(scope="session")
-def host(tiny):
-    """The server that tests share. A test that breaks it on purpose starts its own."""
-    with start(tiny) as server:
+def elsewhere(tmp_path_factory):
+    """A folder beside the server's own, with empty folders of models that its configuration names."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("latent_upscale_models", "diffusion_models"):
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def host(tiny, elsewhere):
+    """The server that tests share. A test that breaks it on purpose, or needs other flags, starts its own."""
+    config = elsewhere / "extra_model_paths.yaml"
+    config.write_text(f"ltx:\n  base_path: {elsewhere}\n" + "".join(f"  {path.name}: {path.name}\n" for path in elsewhere.iterdir() if path.is_dir()))
+    with start(tiny, args=["--extra-model-paths-config", str(config)]) as server:
         yield server
+
+
+@pytest.fixture
+def placed(host):
+    """Put a file into a models folder of the server, until the test is over."""
+    made = []
+
+    def place(folder, name, data):
+        made.append(host.base / "models" / folder / name)
+        made[-1].write_bytes(data)
+        return name
+
+    yield place
+    for path in made:
+        path.unlink()
 
 
 @pytest.fixture

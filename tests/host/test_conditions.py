@@ -7,7 +7,7 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
-from comfyui_ltx25.tests.host.conftest import PACK, start
+from comfyui_ltx25.tests.host.conftest import PACK
 from comfyui_ltx25.tests.host.test_instrument import newest_record
 from comfyui_ltx25.tests.host.test_text_to_video import decoded
 from comfyui_ltx25.tests.support.comfyui_host import Rejected
@@ -159,19 +159,16 @@ def test_r3_two_stage_image_to_video_has_the_size_asked_for(host, api, given, fi
     assert images(host.run(prompt))["shape"] == [17, 128, 128, 3]
 
 
-def test_r5_a_wrong_stage_two_file_is_found_out_before_the_first_forward(tiny, api):
+def test_r5_a_wrong_stage_two_file_is_found_out_before_the_first_forward(host, tiny, api, placed):
     """A file of another kind in the upscaler's folder: the prompt is refused whole, nothing runs."""
-    with start(tiny) as server:
-        wrong = next((tiny / "model_patches").glob("*.safetensors"))
-        (server.base / "models" / "latent_upscale_models" / "wrong.safetensors").symlink_to(wrong)
-        (server.base / "models" / "latent_upscale_models" / "cut.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
-        prompt = api("two_stage_distilled_tiny")
-        (upscale,) = [node for node in prompt.values() if node["class_type"] == "LTX25LatentUpscale"]
-        for name, words in (("wrong.safetensors", "a duration head"), ("cut.safetensors", "cut.safetensors")):
-            upscale["inputs"]["upscale_model"] = name
-            with pytest.raises(Rejected) as refused:
-                server.run(prompt)
-            assert words in json.dumps(refused.value.node_errors)
+    head = next((tiny / "model_patches").glob("*.safetensors"))
+    prompt = api("two_stage_distilled_tiny")
+    (upscale,) = [node for node in prompt.values() if node["class_type"] == "LTX25LatentUpscale"]
+    for name, data, words in (("wrong.safetensors", head.read_bytes(), "a duration head"), ("cut.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "cut.safetensors")):
+        upscale["inputs"]["upscale_model"] = placed("latent_upscale_models", name, data)
+        with pytest.raises(Rejected) as refused:
+            host.run(prompt)
+        assert words in json.dumps(refused.value.node_errors)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from comfyui_ltx25.tests.host.conftest import NAME, PACK, start
+from comfyui_ltx25.tests.host.conftest import NAME, PACK
 from comfyui_ltx25.tests.support.contract import FOLDERS, NO_DEFAULT, NODES, OPTIONAL
 
 
@@ -59,19 +59,16 @@ def test_l1_every_combo_lists_the_files_of_its_own_folder_without_a_checkpoints_
         assert info[slot][1]["options"], slot
 
 
-def test_l6_files_of_extra_folders_are_listed_also_when_they_come_after_the_start(tiny, tmp_path):
+def test_l6_files_of_extra_folders_are_listed_also_when_they_come_after_the_start(host, tiny, elsewhere):
     places = {"LTX25LatentUpscale": ("latent_upscale_models", "upscale_model"), "LoadLTX25Checkpoint": ("diffusion_models", "transformer")}
-    extra = tmp_path / "elsewhere"
-    for folder, _ in places.values():
-        (extra / folder).mkdir(parents=True)
-    config = tmp_path / "extra_model_paths.yaml"
-    config.write_text(f"ltx:\n  base_path: {extra}\n" + "".join(f"  {folder}: {folder}\n" for folder, _ in places.values()))
-    with start(tiny, args=["--extra-model-paths-config", str(config)]) as server:
 
-        def listed(node):
-            return server.get(f"/object_info/{node}")[node]["input"]["required"][places[node][1]][1]["options"]
+    def listed(node):
+        return host.get(f"/object_info/{node}")[node]["input"]["required"][places[node][1]][1]["options"]
 
-        assert not any("later.safetensors" in listed(node) for node in places)
-        for node, (folder, _) in places.items():
-            shutil.copy(next((tiny / folder).glob("*.safetensors")), extra / folder / "later.safetensors")
-            assert "later.safetensors" in listed(node), node
+    assert not any("later.safetensors" in listed(node) for node in places)
+    for node, (folder, _) in places.items():
+        later = elsewhere / folder / "later.safetensors"
+        shutil.copy(next((tiny / folder).glob("*.safetensors")), later)
+        assert "later.safetensors" in listed(node), node
+        later.unlink()
+        assert "later.safetensors" not in listed(node), node

@@ -46,21 +46,6 @@ def test_the_combo_lists_models_loras_and_a_file_that_is_no_lora_is_refused(host
     assert "no-lora.safetensors is an audio VAE with vocoder, wanted a LoRA like" in str(refused.value.node_errors)
 
 
-@pytest.fixture
-def placed(host):
-    """Put a file into a models folder of the server, until the test is over."""
-    made = []
-
-    def place(folder, name, data):
-        made.append(host.base / "models" / folder / name)
-        made[-1].write_bytes(data)
-        return name
-
-    yield place
-    for path in made:
-        path.unlink()
-
-
 BROKEN = {
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8899889568\n", "Git-LFS pointer"),
     "cut": (b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "cut"),

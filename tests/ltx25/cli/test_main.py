@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 from comfyui_ltx25.ltx25 import cli
 from comfyui_ltx25.ltx25.checkpoint import Kind, identify, read_header
 from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.tests.support.tiny import tiny_files
 
 PACK = Path(__file__).resolve().parents[3]
 
@@ -86,6 +88,7 @@ def test_ctrl_c_during_a_render_leaves_no_file_and_a_finished_record(tmp_path):
         "from comfyui_ltx25.ltx25.cli import main; sys.exit(main(sys.argv[2:]))"
     )
     arguments = ["render", "--prompt", "a cat", "-o", str(tmp_path / "x.mp4"), "--runs", str(tmp_path / "runs"), "--steps", "1000"]
+    shutil.copytree(tiny_files().transformer.parents[1], tmp_path / "cache" / "tiny")
     environment = {**os.environ, "LTX25_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(PACK), *arguments], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
