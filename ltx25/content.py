@@ -66,6 +66,26 @@ class Content:
         self.map(see)
         return found
 
+    def parameter(self, name: str) -> torch.Tensor | None:
+        """A dense parameter by its name in the block; None where it is stored otherwise or not here."""
+        path, _, leaf = name.rpartition(".")
+        found = [value for at, where, key, value in self._items if (at, where, key) == (path, "_parameters", leaf)]
+        return None if not found or found[0] is None else found[0].detach()
+
+    def gathered(self, memory: torch.Tensor, used: int) -> Content:
+        """The same places with all tensors in `memory` (n,) uint8: those that are elsewhere are copied behind its first `used` bytes."""
+        start, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
+
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal used
+            if tensor.numel() == 0 or start <= tensor.data_ptr() < end:
+                return tensor
+            first, used = used, used + _room_of(tensor)
+            there = memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return there.copy_(tensor, non_blocking=True)
+
+        return self.map(gather)
+
     def placed(self, buffer: torch.Tensor) -> Content:
         """The same places with views of `buffer` (n,) uint8, one tensor behind the other, unwritten."""
         at = 0
@@ -93,30 +113,38 @@ def packed_bytes(content: Content) -> int:
 
 def pack(content: Content, buffer: torch.Tensor) -> Packed:
     """Copy `content` into `buffer` (n,) uint8, wherever that is."""
-    packed = content.placed(buffer)
-    for target, source in zip(packed.tensors(), content.tensors(), strict=True):
-        target.copy_(source, non_blocking=True)
-    return Packed(buffer, packed)
+    return _written(Packed(buffer, content.placed(buffer)), content)
 
 
 def pack_for(content: Content, device: torch.device) -> Packed:
-    """`content` in host memory that `device` can copy from on its own, where it is a CUDA one.
+    """`content` in host memory that `device` can copy from on its own, where it is a CUDA one."""
+    buffer = torch.empty(packed_bytes(content), dtype=torch.uint8)
+    packed = Packed(buffer, content.placed(buffer))
+    pin(packed, buffer, device)
+    _written(packed, content)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return packed
+
+
+def _written(packed: Packed, content: Content) -> Packed:
+    for target, source in zip(packed.content.tensors(), content.tensors(), strict=True):
+        target.copy_(source, non_blocking=True)
+    return packed
+
+
+def pin(owner: object, buffer: torch.Tensor, device: torch.device) -> None:
+    """Let a CUDA `device` copy from host memory (n,) uint8 on its own, until `owner`, which holds it, goes.
 
     Registered, not allocated as pinned: pinned allocations are rounded up to a power of two and kept for good.
     """
-    size = packed_bytes(content)
-    buffer = torch.empty(size, dtype=torch.uint8)
-    if device.type != "cuda":
-        return pack(content, buffer)
+    if device.type != "cuda" or buffer.numel() == 0:
+        return
     address = buffer.fill_(0).data_ptr()  # with its pages there, registering them goes faster
-    refused = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
-    packed = pack(content, buffer)
-    torch.cuda.current_stream(device).synchronize()
-    if refused:
-        log.info("the system pins no more host memory: %d MiB of weights will be copied from pageable memory", size >> 20)
+    if int(torch.cuda.cudart().cudaHostRegister(address, buffer.numel(), 0)):
+        log.info("the system pins no more host memory: %d MiB of weights will be copied from pageable memory", buffer.numel() >> 20)
     else:
-        weakref.finalize(packed, _unregister, address)  # runs before the buffer goes
-    return packed
+        weakref.finalize(owner, _unregister, address)  # runs before the buffer goes
 
 
 def _unregister(address: int) -> None:

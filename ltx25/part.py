@@ -20,7 +20,7 @@ from torch import nn
 
 from ..kernels.quantise import matrix_workspace
 from .checkpoint import Header, check, decode, fill, held_bytes, read_tensors, stored_parameters
-from .content import ALIGNED
+from .content import ALIGNED, Content
 from .device import release
 from .formats import Held
 from .instrument import Phase, Watch
@@ -53,8 +53,11 @@ class Changes(Protocol):
 
     bytes: int  # to read for it
 
-    def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> None:
-        """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise."""
+    def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
+        """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise.
+
+        Returns the bytes that came to the device for it.
+        """
 
     def forget(self) -> None:
         """The weights go."""
@@ -108,6 +111,8 @@ class Part:
         self._block_read: tuple[int, ...] = ()
         self._slots_bytes = 0
         self._stored: set[str] = set()  # parameters that are not dense once filled
+        self._beside: tuple[int, ...] = ()  # bytes that stand beside a block in its slot
+        self._altered: frozenset[int] = frozenset()  # blocks of which dense parameters are changed
         self._bare: tuple[int, tuple[int, ...], tuple[int, ...]]  # bytes, of blocks, of their slots, with nothing beside them
         self._modules: dict[str, nn.Module] = {}
         self._stack: BlockStack | None = None
@@ -125,20 +130,25 @@ class Part:
         self._bare = self.bytes, self._block_bytes, slots
         self.carry({})
 
-    def carry(self, beside: Mapping[str, Sequence[int]]) -> None:
-        """Count what stands beside stored weights: parameter -> bytes of tensors. Dense ones take in what would stand there."""
+    def carry(self, beside: Mapping[str, Sequence[int]], passing: int = 0) -> None:
+        """Count what stands beside stored weights: parameter -> bytes of tensors. Dense ones take in what would stand there.
+
+        passing: bytes on the device while a block in its slot is changed.
+        """
         whole, blocks, slots = self._bare
         own, room = list(blocks), list(slots)
+        self._altered = frozenset(self.block_of(name) for name in beside.keys() - self._stored) - {None}
         for name in self._stored & beside.keys():
-            sizes, number = beside[name], self._block_of(name)
+            sizes, number = beside[name], self.block_of(name)
             whole += sum(sizes)
             if number is not None:
                 own[number] += sum(sizes)
                 room[number] += sum(sizes) + ALIGNED * len(sizes)
         self.bytes, self._block_bytes = whole, tuple(own)
-        self._slots_bytes = min(SLOTS, len(room)) * max(room, default=0)
+        self._beside = tuple(with_it - bare for with_it, bare in zip(room, slots, strict=True))
+        self._slots_bytes = min(SLOTS, len(room)) * max(room, default=0) + passing
 
-    def _block_of(self, name: str) -> int | None:
+    def block_of(self, name: str) -> int | None:
         """Which block a parameter of the part's blocks belongs to."""
         for piece in self.pieces:
             lead = None if piece.blocks is None else f"{piece.blocks.path}."
@@ -184,6 +194,39 @@ class Part:
             raise RuntimeError(f"part {self.name} is not loaded; the arbiter must make it ready first")
         return self._modules[name]
 
+    @property
+    def there(self) -> bool:
+        """Whether any of it is on the device."""
+        return bool(self._modules)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is on the device, and no block in a slot."""
+        return self.there and (self._stack is None or len(self._stack.kept) == len(self._stack))
+
+    def holds(self, name: str) -> bool:
+        """Whether the parameter `name` of the module with blocks is on the device and not in a slot."""
+        block = self.block_of(name)
+        return block is None or block in self._stack.kept
+
+    def parked(self, name: str) -> torch.Tensor | None:
+        """A dense parameter of a block as its file has it, where host memory holds that."""
+        block = self.block_of(name)
+        return None if block is None else self._stack.parked_parameter(block, name.split(f".{block}.", 1)[1])
+
+    def standing(self, name: str) -> nn.Module:
+        """A module whose blocks take no turns until the part is loaded again, to be changed where it is."""
+        if self.streams:
+            self._stack.end()
+            self._loaded = False
+        return self._modules[name]
+
+    def back_up(self) -> None:
+        """Keep copies in host memory, where that has room, of blocks on the device that are about to be changed."""
+        for block in sorted(self._altered & self._stack.kept - self._stack.parked):
+            if host_has_room(self._block_bytes[block], self.device):
+                self._stack.back_up(block)
+
     def load(self, watch: Watch, budget: int | None = None) -> None:
         """Read the weights onto the device, at most `budget` bytes of them where that is possible; None: all.
 
@@ -224,11 +267,17 @@ class Part:
         return freed
 
     def forget(self) -> None:
+        """Have everything dropped that was built on the weights, and what was kept to change them."""
+        self.moved()
+        if self._stack is not None:
+            self._stack.settle()
+        if self.adapter is not None:
+            self.adapter.forget()
+
+    def moved(self) -> None:
         """Have everything dropped that was built on the addresses of the weights."""
         for forget in self.unloading:
             forget()
-        if self.adapter is not None:
-            self.adapter.forget()
 
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
@@ -299,7 +348,8 @@ class Part:
                     self._stack = self._stacked(piece, module)
                     self._stack.keep(range(len(self._stack)))
                 fill(module, piece.header, piece.prefix, self.device, piece.dtype, read, piece.unused, piece.keep, piece.held)
-                self._change(piece, module, read)
+                if self.adapter is not None:
+                    self.adapter.changed(piece, module, "", read)
                 self._modules[piece.name] = module.eval()
 
     def _load_blocks(self, kept: int, watch: Watch) -> None:
@@ -307,28 +357,29 @@ class Part:
         every = range(len(self._block_bytes))
         stay = _staying(every, frozenset() if self._stack is None else self._stack.kept, kept)
         turns = [block for block in every if block not in stay]
-        parking = self._host_has_room(sum(self._block_bytes[block] for block in turns))
-        facts = {"residency": "stream", "kept_blocks": kept, "source": "host memory" if parking else "file"} if turns else {"residency": "resident"}
         parked = frozenset() if self._stack is None else self._stack.parked
+        parking = host_has_room(sum(self._block_bytes[block] for block in turns if block not in parked), self.device)
+        facts = {"residency": "stream", "kept_blocks": kept, "source": "host memory" if parking else "file"} if turns else {"residency": "resident"}
         there = parked if self._stack is None else self._stack.kept | parked
         reading = sum(self._block_read[block] for block in every if block not in there and (parking or block in stay))
         if not self._modules:
             reading += self.read_bytes - sum(self._block_read)
-        staged = 0 if reading else sum(self._block_bytes[block] for block in stay & parked)
+        staged = 0 if reading else sum(self._block_bytes[block] for block in (stay & parked) - self._stack.kept)
         with watch.phase("load.read" if reading else "load.stage", total=reading or staged, unit="byte", part=self.name, **facts) as phase:
             read = self._reader(phase)
             if not self._modules:
                 for piece in self.pieces:
                     self._modules[piece.name] = self._without_blocks(piece, read).eval()
             self._stack.end()
-            self._blocks_file.adapter = self.adapter  # which may be younger than the blocks
+            self._blocks_file.adapter, self._blocks_file.beside = self.adapter, self._beside  # which may be younger than the blocks
             with self._blocks_file.told(read):
                 for block in turns:
                     if block in self._stack.kept:
                         self._stack.drop(block)
                 for block in every:
                     if block in stay and block not in self._stack.kept:
-                        self._stack.fetch(block)
+                        altered = block in self._altered and self._stays_parked(block)
+                        self._stack.fetch(block, altered)
                         if not reading and block in parked:
                             read(self._block_bytes[block])
                     elif block in turns and parking and block not in self._stack.parked:
@@ -355,7 +406,7 @@ class Part:
 
     def _change(self, piece: Piece, module: nn.Module, read: Callable[[int], None]) -> None:
         if self.adapter is not None:
-            self.adapter.changed(piece, module, "", read)
+            self.adapter.changed(piece, module, "", lambda n: read(0))
 
     def _fill_staying(self, piece: Piece, blocks: nn.ModuleList) -> None:
         """Read the parameters of blocks that never leave the device: few, and as they are stored or, where quantised, decoded."""
@@ -375,7 +426,8 @@ class Part:
     def _stacked(self, piece: Piece, module: nn.Module) -> BlockStack:
         self._blocks_file = _BlocksFile(piece, self.device)
         lanes = piece.blocks.lanes
-        return BlockStack(module.get_submodule(piece.blocks.path), self.device, piece.blocks.stay, self._blocks_file.read, lambda: lanes(module))
+        file, blocks = self._blocks_file, module.get_submodule(piece.blocks.path)
+        return BlockStack(blocks, self.device, piece.blocks.stay, file.read, lambda: lanes(module), file.changed, file.room_beside)
 
     def _reader(self, phase: Phase) -> Callable[[int], None]:
         started = time.monotonic()
@@ -387,20 +439,26 @@ class Part:
 
         return read
 
-    def _host_has_room(self, size: int) -> bool:
-        """Whether blocks may be parked: never where device and host are one memory."""
-        free = host_free()
-        return not is_unified(self.device) and (free is None or free - size >= HOST_SPARE)
+    def _stays_parked(self, block: int) -> bool:
+        return block in self._stack.parked or host_has_room(self._block_bytes[block], self.device)
+
+
+def host_has_room(size: int, device: torch.device) -> bool:
+    """Whether weights may be kept in host memory, too: never where device and host are one."""
+    free = host_free()
+    return not is_unified(device) and (free is None or free - size >= HOST_SPARE)
 
 
 class _BlocksFile:
-    """Reads single blocks of a piece. adapter: changes what was read; None: nothing does."""
+    """Reads single blocks of a piece, and changes them. adapter: what changes them; None: nothing does. beside: bytes that adds to each."""
 
     def __init__(self, piece: Piece, device: torch.device) -> None:
         self.adapter: Changes | None = None
+        self.beside: tuple[int, ...] = ()
         self._piece = piece
         self._device = device
         self._blank: nn.ModuleList | None = None  # the blocks on meta
+        self._frames: dict[int, nn.Module] = {}  # blocks that hold what is being changed
         self._told: Callable[[int], None] | None = None
 
     @contextlib.contextmanager
@@ -414,16 +472,38 @@ class _BlocksFile:
 
     def read(self, number: int) -> nn.Module:
         """Block `number` on the device, apart from the model."""
-        piece = self._piece
-        if self._blank is None:
-            self._blank = piece.on_meta().get_submodule(piece.blocks.path)
-        block = copy.deepcopy(self._blank[number])
+        piece, block = self._piece, self._bare(number)
         told, again = self._told or (lambda n: None), self._told is None
         fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
         store_e4m3(piece.blocks.rounded(block, number, len(self._blank)).values())
-        if self.adapter is not None:
-            self.adapter.changed(piece, block, f"{piece.blocks.path}.{number}.", told)
         return block
+
+    def changed(self, number: int, content: Content) -> tuple[Content, int]:
+        """What block `number` runs with, made of its `content`, and the bytes that came for it."""
+        if self.adapter is None:
+            return content, 0
+        piece = self._piece
+        frame = self._frames.pop(number, None) or self._bare(number)  # one at a time uses it
+        content.put(frame)
+        came = self.adapter.changed(piece, frame, f"{piece.blocks.path}.{number}.", self._counted)
+        content = Content.of(frame, piece.blocks.stay) if came else content
+        Content.of(frame, piece.blocks.stay).take_from(frame)
+        self._frames[number] = frame
+        return content, came
+
+    def room_beside(self, number: int) -> int:
+        """The most bytes that changing block `number` adds to it."""
+        return self.beside[number]
+
+    def _bare(self, number: int) -> nn.Module:
+        if self._blank is None:
+            self._blank = self._piece.on_meta().get_submodule(self._piece.blocks.path)
+        return copy.deepcopy(self._blank[number])
+
+    def _counted(self, n: int) -> None:
+        """Bytes of changes are not the file's, and a cancel acts between them all the same."""
+        if self._told is not None:
+            self._told(0)
 
 
 def _block_prefix(piece: Piece, number: int) -> str:

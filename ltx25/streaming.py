@@ -1,8 +1,9 @@
 """Blocks that take turns on the device: a stack of layers of which some stay there and the others come when their turn is.
 
 The model's code does not know: hooks around each block put its weights in place before it runs and take them away after
-it. Weights come from a pinned copy in host memory, or, where the host has no room for one, from the file each time. They go
-through a few slots: while one block runs, the next one is on its way, on a stream and a thread of their own. A run goes
+it. Weights come from a pinned copy in host memory, or, where the host has no room for one, from the file each time. Copies
+are of what the file holds: what changes weights (a LoRA) does so in the slot, each time, and may be exchanged for another
+while the copies stay. Weights go through a few slots: while one block runs, the next one is on its way, on a stream and a thread of their own. A run goes
 through the stack in order, over and over, so after the last block the first one is fetched again. Every block crosses once
 per run of the stack, whatever is computed in it, and the numbers are those of a resident model: the same kernels read the
 same bytes.
@@ -28,6 +29,12 @@ from .instrument import Phase, Watch
 
 SLOTS = 2  # one block runs, one comes: more would hold memory and hide nothing
 CHECK = 0.1  # s between looks for a cancel while a block is awaited
+
+Change = Callable[[int, Content], tuple[Content, int]]
+
+
+def _unchanged(block: int, content: Content) -> tuple[Content, int]:
+    return content, 0
 
 
 @dataclass(eq=False)
@@ -74,11 +81,16 @@ class BlockStack:
         stay: Sequence[str],
         fill: Callable[[int], nn.Module],
         lanes: Callable[[], Sequence[torch.cuda.Stream]],
+        change: Change = _unchanged,
+        beside: Callable[[int], int] = lambda block: 0,
     ) -> None:
         """stay: patterns of parameters of `blocks` that never leave the device and are filled elsewhere.
 
         fill(i): read block i onto the device, in any thread, on its current stream: a module like block i that holds it.
-        lanes(): the streams blocks run on beside the current one. Raises InputError when there is nothing to stream.
+        lanes(): the streams blocks run on beside the current one. change(i, content): what block i runs with, made of its
+        content on the device, which may be written to, and the bytes that had to come for it; called as `fill` is.
+        beside(i): the most bytes that such a change adds to what is in the slot.
+        Raises InputError when there is nothing to stream.
         """
         if not blocks:
             raise InputError("residency 'stream' was asked for a model without blocks, which has nothing to stream; choose residency resident.")
@@ -88,6 +100,8 @@ class BlockStack:
         self._stay = tuple(stay)
         self._fill = fill
         self._lanes = lanes
+        self._change = change
+        self._beside = beside
         self._kept: set[int] = set()
         self._parked: dict[int, Packed] = {}
         self._order: list[int] = []  # blocks that take turns
@@ -128,19 +142,31 @@ class BlockStack:
         """These were filled on the device, and stay there."""
         self._kept.update(blocks)
 
-    def fetch(self, block: int) -> None:
-        """Bring a block to the device, from the host if it is parked there, and keep it."""
+    def fetch(self, block: int, back_up: bool) -> None:
+        """Bring a block to the device, from the host if it is parked there, and keep it. back_up: a copy of it stays parked, or is."""
         parked = self._parked.get(block)
         if parked is None:
             content = self._filled(block)
+            if back_up:
+                self._parked[block] = pack_for(content, self.device)
         else:
             buffer = torch.empty(parked.buffer.numel(), dtype=torch.uint8, device=self.device)
             content = parked.content.placed(buffer.copy_(parked.buffer, non_blocking=True))
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()  # the host copy goes now
-            del self._parked[block]
+            if not back_up:
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream(self.device).synchronize()  # the host copy goes now
+                del self._parked[block]
+        content, _ = self._change(block, content)
         content.put(self._blocks[block])
         self._kept.add(block)
+
+    def back_up(self, block: int) -> None:
+        """Park a copy of a block that is on the device and stays there, unchanged so far."""
+        self._parked[block] = pack_for(Content.of(self._blocks[block], self._stay), self.device)
+
+    def parked_parameter(self, block: int, name: str) -> torch.Tensor | None:
+        """A dense parameter of a block as its file has it, in host memory; None where that holds none."""
+        return self._parked[block].content.parameter(name) if block in self._parked else None
 
     def park(self, block: int) -> None:
         """Put a block that is not on the device into host memory."""
@@ -186,6 +212,12 @@ class BlockStack:
             torch.cuda.synchronize(self.device)  # slots may still be read or written
             self._stream = None
         self.slots, self._free = [], deque()
+
+    def settle(self) -> None:
+        """Wait for what is on its way, and forget it: nothing is read any more of what it was made of."""
+        self._recall()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     @contextlib.contextmanager
     def during(self, watch: Watch, phase: Phase | None = None) -> Iterator[None]:
@@ -272,12 +304,15 @@ class BlockStack:
             begun = Mark(self.device)
             parked = self._parked.get(block)
             if parked is None:
-                filled = self._filled(block)
+                filled, came = self._change(block, self._filled(block))
                 size = packed_bytes(filled)
                 content = pack(filled, self._memory(slot, size)).content
             else:
                 size = parked.buffer.numel()
-                content = parked.content.placed(self._memory(slot, size).copy_(parked.buffer, non_blocking=True))
+                memory = self._memory(slot, size + self._beside(block))
+                content, came = self._change(block, parked.content.placed(memory[:size].copy_(parked.buffer, non_blocking=True)))
+                content = content.gathered(memory, size)
+                size += came
             return _Arrival(content, begun, Mark(self.device), size)
 
     def _memory(self, slot: _Slot, size: int) -> torch.Tensor:

@@ -41,7 +41,7 @@ class LTX25LoRA(io.ComfyNode):
                     max=100.0,
                     step=0.05,
                     tooltip="1 is what it was trained for, 0 the engine without it, to the bit. Stages of a workflow may differ: "
-                    "a transformer that is on the device whole is changed there, one whose blocks are streamed is read again.",
+                    "the transformer stays loaded.",
                 ),
             ],
             outputs=[EngineType.Output("engine", tooltip="For the guider of the stage that is to have the LoRA.")],

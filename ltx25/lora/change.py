@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.quantise import Activation, Quantised
-from ..checkpoint import Header, expected, read_tensors
+from ..checkpoint import Header, expected
 from ..checkpoint.fill import Slice
 from ..linear import Linear, Storage
+from .factors import Changes, Factors
 from .file import Lora, Pair
 
 _AT_ONCE = 1 << 30  # bytes of pairs on the device at a time
+_WIDE = 64 << 20  # bytes of a weight that are float32 at a time
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ class Target:
     def bytes(self) -> int:
         return sum(pair.bytes for _, pair in self.changes)
 
+    @property
+    def passing(self) -> int:
+        """Bytes on the device, beside the pairs as they are stored, while the weight is changed: some rows of it and the pairs in float32."""
+        rows = self.changes[0][1].b.shape[0] * self.changes[0][1].a.shape[1]
+        return min(_WIDE, 4 * rows) + sum(4 * (pair.a.numel + pair.b.numel) for _, pair in self.changes)
+
+
+Fetch = Callable[[Changes], Factors]  # (LoRA, pair) of a few targets -> their tensors on the device
+
 
 def targets(blank: nn.Module, header: Header, prefix: str, loras: Sequence[Lora]) -> list[Target]:
     """What the LoRAs change of a module whose tensors are below `prefix` in the base file, in file order of the first.
@@ -91,14 +102,14 @@ def within(found: Sequence[Target], module: nn.Module, path: str) -> list[Target
     return [one for one in mine if one.place.name.rpartition(".")[0] in there]
 
 
-def apply(module: nn.Module, found: Sequence[Target], device: torch.device, read: Callable[[int], None]) -> None:
-    """Change a filled `module` by targets `within` it, none of them applied yet.
+def apply(module: nn.Module, found: Sequence[Target], fetch: Fetch, at_once: int | None = _AT_ONCE) -> None:
+    """Change a filled `module` by targets `within` it, none of them applied yet. Where `fetch` raises, the module is to be dropped.
 
-    `read(n)`: as in fill; where it raises, the module is to be dropped.
+    at_once: bytes of pairs to have on the device at a time; None: all.
     """
     sides: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
-    for batch in _batches(found):
-        factors = _read(batch, device, read)
+    for batch in [found] if at_once is None else _batches(found, at_once):
+        factors = fetch([change for target in batch for change in target.changes])
         for target in batch:
             weight = weight_of(module, target.place)
             if weight is not None:
@@ -120,32 +131,22 @@ def weight_of(module: nn.Module, place: Slice) -> torch.Tensor | None:
     return parameter.data if place.rows is None else parameter.data.narrow(0, place.start, place.rows)
 
 
-Factors = dict[tuple[int, str], torch.Tensor]  # (id of a LoRA, tensor name)
-
-
-def _read(batch: Sequence[Target], device: torch.device, read: Callable[[int], None]) -> Factors:
-    factors: Factors = {}
-    loras = {id(lora): lora for target in batch for lora, _ in target.changes}
-    for number, lora in loras.items():
-        infos = [info for target in batch for own, pair in target.changes if own is lora for info in (pair.a, pair.b)]
-        room = {info.name: torch.empty(lora.header.tensors[info.name].shape, dtype=info.dtype, device=device) for info in infos}
-        read_tensors(lora.header, room, read)
-        factors |= {(number, info.name): room[info.name].view(info.shape) for info in infos}
-    return factors
-
-
 def _fuse(weight: torch.Tensor, target: Target, factors: Factors) -> None:
+    """In rows, so that a block in its slot is changed in little memory; the same ones wherever it is, so the sums are the same."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    total = weight.to(wide, copy=True)
-    for lora, pair in target.changes:
-        a, b = factors[id(lora), pair.a.name].to(wide), factors[id(lora), pair.b.name].to(wide)
-        total.addmm_(b, a, alpha=lora.strength * pair.scale)
-    weight.copy_(total)
+    pairs = [(*(factors[lora.file, info.name].to(wide) for info in (pair.a, pair.b)), lora.strength * pair.scale) for lora, pair in target.changes]
+    rows = max(1, _WIDE // (weight.shape[1] * wide.itemsize))
+    for first in range(0, len(weight), rows):
+        part = weight[first : first + rows]
+        total = part.to(wide, copy=True)
+        for a, b, alpha in pairs:
+            total.addmm_(b[first : first + rows], a, alpha=alpha)
+        part.copy_(total)
 
 
 def _scaled(factors: Factors, lora: Lora, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    b = factors[id(lora), pair.b.name].float() * (lora.strength * pair.scale)
-    return factors[id(lora), pair.a.name], b
+    b = factors[lora.file, pair.b.name].float() * (lora.strength * pair.scale)
+    return factors[lora.file, pair.a.name], b
 
 
 def _sided(layer: Linear, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> Sided:
@@ -157,10 +158,10 @@ def _sided(layer: Linear, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]
     return Sided(layer.storage, torch.cat([a.to(dtype) for _, a, _ in parts]), branches)
 
 
-def _batches(found: Sequence[Target]) -> Iterator[list[Target]]:
+def _batches(found: Sequence[Target], at_once: int) -> Iterator[list[Target]]:
     batch: list[Target] = []
     for target in found:
-        if batch and sum(one.bytes for one in batch) + target.bytes > _AT_ONCE:
+        if batch and sum(one.bytes for one in batch) + target.bytes > at_once:
             yield batch
             batch = []
         batch.append(target)

@@ -74,9 +74,14 @@ class Lora:
         return Lora(header, float(strength), pairs, tuple(unmatched))
 
     @property
+    def file(self) -> tuple[object, ...]:
+        """Equal for LoRAs of one file."""
+        return str(self.header.path), self.header.size, self.header.mtime_ns
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Equal for LoRAs that change a base alike."""
-        return str(self.header.path), self.header.size, self.header.mtime_ns, self.strength
+        return *self.file, self.strength
 
     @property
     def largest_rank(self) -> int:

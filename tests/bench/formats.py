@@ -16,7 +16,7 @@ from comfyui_ltx25.ltx25.checkpoint.fill import Slice
 from comfyui_ltx25.ltx25.formats import Fp8, Ggml, Int8, Nvfp4
 from comfyui_ltx25.ltx25.formats.ggml import BLOCK_TYPES
 from comfyui_ltx25.ltx25.formats.nvfp4 import scale_shape
-from comfyui_ltx25.ltx25.lora import Lora, Pair, apply
+from comfyui_ltx25.ltx25.lora import FactorStore, Lora, Pair, apply
 from comfyui_ltx25.ltx25.lora.change import Target
 from torch import nn
 
@@ -88,7 +88,7 @@ def test_putting_on_a_lora_of_rank_450(tmp_path):
     for run in ("first", "again"):
         torch.cuda.synchronize()
         started = time.perf_counter()
-        apply(model, found, CUDA, lambda n: None)
+        apply(model, found, lambda changes: FactorStore(CUDA).fetch(changes, lambda n: None))
         torch.cuda.synchronize()
         took = time.perf_counter() - started
         arithmetic = 2 * count * out * inner * rank

@@ -92,13 +92,14 @@ def test_r5_the_file_of_stage_two_is_checked_before_the_first_forward(host, api,
     refused_before_sampling(host, prompt, "wrong-distilled.safetensors", "second")
 
 
-@pytest.mark.parametrize("name", ["two_stage_guided_tiny", "two_stage_hq_tiny"])
-def test_k4_k5_the_stages_of_a_workflow_have_their_own_strength_on_one_base(host, api, inspect, name):
+@pytest.mark.parametrize(("name", "residency"), [("two_stage_guided_tiny", "auto"), ("two_stage_hq_tiny", "auto"), ("two_stage_hq_tiny", "stream")])
+def test_k4_k5_the_stages_of_a_workflow_have_their_own_strength_on_one_base(host, api, find, inspect, name, residency):
     """The base is read once for both stages and both runs, and stage 1 behind stage 2 is the one before it to the bit."""
     host.free()
     made = []
     for seed, frame_rate in ((43, 0.0), (44, 24.0)):
         prompt = api(name)
+        prompt[find(prompt, "LoadLTX25Checkpoint")]["inputs"]["residency"] = residency
         first, second = [key for key, node in prompt.items() if node["class_type"] == "LTX25Sampler"]
         prompt[first]["inputs"]["frame_rate"] = frame_rate  # both are the latent's own; another value makes it run again
         prompt[second]["inputs"]["seed"] = seed
@@ -107,6 +108,7 @@ def test_k4_k5_the_stages_of_a_workflow_have_their_own_strength_on_one_base(host
         made.append([latent(run)["samples"] for latent in latents])
         assert f"-lora-8-bf16.safetensors at strength {'0.5' if 'hq' in name else '1'}: 164 of 164 layers matched" in report(run)
         closed = [line for line in newest_record(host) if line["event"] == "phase" and line["state"] == "closed"]
+        assert {line["facts"]["residency"] for line in closed if line["name"] == "sample"} == {"stream" if residency == "stream" else "resident"}
         assert len([line for line in closed if line["name"] == "sample"]) == 2
         assert len([line for line in closed if line["name"] == "load.read" and line["facts"]["part"] == "transformer"]) == (1 if seed == 43 else 0)
     assert made[0][0] == made[1][0] and made[0][1] != made[1][1]

@@ -1,13 +1,17 @@
 """LoRAs: every spelling, the official numbers, dense and stored bases, and the way back to the base."""
 
+from collections import Counter
+from functools import cache
+
 import pytest
 import torch
+from comfyui_ltx25.ltx25 import part as parts
 from comfyui_ltx25.ltx25.checkpoint import open_file, write_file
+from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError, InputError
-from comfyui_ltx25.ltx25.instrument import Sink, Watch
-from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, Lora, apply, reference_factor, targets
+from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, FactorStore, Lora, apply, reference_factor, targets
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
 from comfyui_ltx25.ltx25.lora.change import weight_of
 from comfyui_ltx25.tests.support import golden_dit as golden
@@ -43,7 +47,7 @@ def test_official_values(name):
     with torch.device("meta"):
         blank = DiT(read_transformer(base)[0])
     found = targets(blank, base, prefix, loras)
-    apply(dit, found, CPU, lambda n: None)
+    apply(dit, found, lambda changes: FactorStore(CPU).fetch(changes, lambda n: None))
     case, want = golden.inputs(name), golden.outputs(name)
     forward, leg = forward_of(dit, case, 0), leg_of(case, 0)
     velocity = forward.run(dit, plan_of(case, leg))[leg]
@@ -285,21 +289,98 @@ def test_streamed_blocks_carry_their_lora(base, lora, contexts):
     assert same(sampled(stream, conditioning=contexts), plain)
 
 
-@pytest.mark.parametrize(("residency", "reads"), [("resident", 1), ("stream", 3)])
-def test_stages_of_other_strengths_read_the_transformer_again_only_where_it_is_streamed(residency, reads, base, lora, contexts):
-    """As tooltip and help page say: beside the first load, one for each stage with another LoRA or none."""
-    opened_phases = []
+@pytest.fixture
+def file_reads(monkeypatch):
+    """Path -> bytes of it that were read since the last look."""
+    counted = Counter()
+    start = _Readers.start
 
-    class Listener(Sink):
-        def opened(self, phase):
-            opened_phases.append(phase.name)
+    def counting(self, piece):
+        counted[self._header.path] += piece.size
+        start(self, piece)
 
-    engine = open_engine("auto", residency, transformer=base)
-    part, watch = engine.opened.parts["transformer"], Watch([Listener()])
-    for strength in (0.25, 0.5, 0.5, 0.0):
-        engine.with_loras([(lora, strength)])._adapted(watch)
-        part.load(watch)
-    assert opened_phases.count("load.read") == reads
+    monkeypatch.setattr(_Readers, "start", counting)
+
+    def look():
+        seen = dict(counted)
+        counted.clear()
+        return seen
+
+    return look
+
+
+@pytest.fixture(scope="module")
+def sequence(lora, second, contexts, tmp_path_factory):
+    """Storage -> its file, and [(LoRAs, the clip of a fresh resident engine with them)]: strengths change, a second one joins, one goes, both go."""
+    sets = ([(lora, 0.25)], [(lora, 0.5)], [(lora, 0.5), (second, 0.3)], [(second, 0.3)], [], [(lora, 0.25)])
+
+    @cache
+    def of(storage):
+        base = tiny_files().transformer
+        if storage != "bf16":
+            base = write_quantised(base, tmp_path_factory.mktemp("sequence") / f"{storage}.safetensors", storage)
+        made = [sampled(open_engine("auto", "resident", transformer=base).with_loras(loras), conditioning=contexts) for loras in sets[:-1]]
+        return base, list(zip(sets, [*made, made[0]], strict=True))
+
+    return of
+
+
+@pytest.mark.parametrize(("storage", "where"), [*(("bf16", where) for where in ("resident", "stream", "partly", "file")), ("int8", "stream")])
+def test_k5_other_loras_and_strengths_do_not_read_the_base_again(storage, where, lora, sequence, contexts, file_reads, monkeypatch):
+    """Wherever blocks are, and to the bit what an engine gives that never had another LoRA."""
+    base, clips = sequence(storage)
+    engine = open_engine("auto", {"resident": "resident", "stream": "stream"}.get(where, "auto"), transformer=base)
+    part = engine.opened.parts["transformer"]
+    part.adapter = Adapter(part.pieces[0], CPU, 0 if where in ("resident", "file") else 1 << 60)
+    if where == "file":
+        monkeypatch.setattr(parts, "host_free", lambda: 0)
+    if where in ("partly", "file"):  # room for one block besides the slots, or for none
+        monkeypatch.setattr(part, "_fitting", lambda budget: 1 if where == "partly" else 0)
+    for number, (loras, wanted) in enumerate(clips):
+        handle = engine.with_loras(loras)
+        file_reads()
+        handle._adapted(WATCH)
+        handle.arbiter.ready([part], 0, WATCH)
+        switching = file_reads()
+        assert (base in switching) == (number == 0), "once, at the first load"
+        assert same(sampled(handle, conditioning=contexts), wanted), loras
+        for coming in part._stack._coming:
+            coming.arrival.result()
+        running = file_reads()
+        assert (base in running) == (where == "file"), "each time a block comes, where host memory has no copy"
+        if where == "stream" and number in (1, 2):
+            assert switching.get(lora, 0) + running.get(lora, 0) < 0.5 * lora.stat().st_size, "what blocks need of it is in host memory"
+    if where != "resident":
+        assert part.streams and part._stack.slot_bytes <= part._slots_bytes
+        assert len(part._stack.kept) == (where == "partly")
+        assert len(part._stack.parked - part._stack.kept) == {"stream": 4, "partly": 3, "file": 0}[where]
+
+
+@pytest.mark.parametrize("spare", [0, 1 << 60], ids=["room", "no room"])
+def test_a_resident_transformer_without_room_for_a_copy_reads_what_was_changed_and_no_more(spare, lora, second, contexts, file_reads):
+    engine = open_engine("auto", "resident")
+    part = engine.opened.parts["transformer"]
+    part.adapter = Adapter(part.pieces[0], CPU, spare)
+    sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts)
+    file_reads()
+    both = sampled(engine.with_loras([(lora, 1.0), (second, 1.0)]), conditioning=contexts)
+    header = part.pieces[0].header
+    assert file_reads().get(header.path, 0) == (0 if spare == 0 else sum(map(header.bytes_of, opened(lora, 1.0, header).pairs)))
+    assert same(sampled(engine, conditioning=contexts), sampled(open_engine(), conditioning=contexts))
+    assert off(both.video, sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts).video) > 0.005
+
+
+def test_loras_that_alternate_keep_their_memory_bounded(lora, second, contexts):
+    """base -> one -> base -> another: the room of the first one's weights serves the second's."""
+    engine = open_engine()
+    part = engine.opened.parts["transformer"]
+    part.adapter = adapter = Adapter(part.pieces[0], CPU, 0)
+    sampled(engine, conditioning=contexts)
+    kept = []
+    for loras in ([(lora, 1.0)], [], [(second, 1.0)], [], [(lora, 0.5)]):
+        engine.with_loras(loras)._adapted(WATCH)
+        kept.append({name: tensor.data_ptr() for name, tensor in adapter._kept.weights.items()})
+    assert all(one == kept[0] for one in kept[1:])
 
 
 def test_blocks_that_leave_and_come_back_have_the_lora_that_was_put_on_after_the_first_load(base, lora, contexts):

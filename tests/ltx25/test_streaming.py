@@ -71,7 +71,7 @@ def test_m3_streamed_equals_resident_bit_for_bit_with_a_bounded_number_of_buffer
     model, stack = made
     for block in range(6):
         if block in kept:
-            stack.fetch(block)
+            stack.fetch(block, back_up=False)
         elif parked:
             stack.park(block)
     stack.begin()

@@ -1,0 +1,96 @@
+"""The factors A and B of LoRAs on the device: from their files, or from copies in host memory.
+
+Blocks that take turns on the device are changed each time they come. Reading a LoRA's file each time would cost more than
+the blocks do, so what changes such a block is kept in host memory where that has room, one run of bytes for each block and
+file, whatever the strength.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import torch
+
+from ..checkpoint import TensorInfo, read_tensors
+from ..content import ALIGNED, pin
+from ..part import host_has_room
+from .file import Lora, Pair
+
+Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank)
+Changes = Sequence[tuple[Lora, Pair]]
+
+
+class FactorStore:
+    """Factors for one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[Hashable, str], _Copy] = {}  # of (file, path of a block)
+
+    def fetch(self, changes: Changes, read: Callable[[int], None], path: str | None = None) -> Factors:
+        """The factors of `changes` on the device. `read(n)`: as in fill. path: of the block they belong to, which will want them again."""
+        factors: Factors = {}
+        for lora in {lora.file: lora for lora, _ in changes}.values():
+            infos = {info.name: info for own, pair in changes if own.file == lora.file for info in (pair.a, pair.b)}
+            copy = None if path is None else self._copied(lora, path, infos, read)
+            found = _read(lora, infos, self._device, read) if copy is None else copy.on(self._device)
+            factors |= {(lora.file, name): found[name].view(info.shape) for name, info in infos.items()}
+        return factors
+
+    def keep(self, loras: Iterable[Lora]) -> None:
+        """Drop the copies of all other files."""
+        files = {lora.file for lora in loras}
+        self._copies = {key: copy for key, copy in self._copies.items() if key[0] in files}
+
+    def forget(self) -> None:
+        self._copies.clear()
+
+    def _copied(self, lora: Lora, path: str, infos: dict[str, TensorInfo], read: Callable[[int], None]) -> _Copy | None:
+        copy = self._copies.get((lora.file, path))
+        if copy is None or not infos.keys() <= copy.infos.keys():
+            if not host_has_room(_room(infos), self._device):
+                return None
+            copy = _Copy(infos, self._device)
+            read_tensors(lora.header, {name: copy.of(name).view(lora.header.tensors[name].shape) for name in infos}, read)
+            self._copies[lora.file, path] = copy
+        return copy
+
+
+class _Copy:
+    """Tensors of a LoRA in one run of bytes of host memory, unread."""
+
+    def __init__(self, infos: dict[str, TensorInfo], device: torch.device) -> None:
+        self.infos = infos
+        self._begin: dict[str, int] = {}
+        size = 0
+        for name, info in infos.items():
+            self._begin[name] = size
+            size += _aligned(info)
+        self._buffer = torch.empty(size, dtype=torch.uint8)
+        pin(self, self._buffer, device)
+
+    def of(self, name: str) -> torch.Tensor:
+        return self._view(self._buffer, name)
+
+    def on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """All of them on `device`, in one copy on its current stream."""
+        there = self._buffer.to(device, non_blocking=True)
+        return {name: self._view(there, name) for name in self.infos}
+
+    def _view(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
+        info = self.infos[name]
+        return buffer[self._begin[name] :][: info.numel * info.dtype.itemsize].view(info.dtype).view(info.shape)
+
+
+def _read(lora: Lora, infos: dict[str, TensorInfo], device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:
+    room = {name: torch.empty(lora.header.tensors[name].shape, dtype=info.dtype, device=device) for name, info in infos.items()}
+    read_tensors(lora.header, room, read)
+    return room
+
+
+def _room(infos: dict[str, TensorInfo]) -> int:
+    return sum(map(_aligned, infos.values()))
+
+
+def _aligned(info: TensorInfo) -> int:
+    return -(-info.numel * info.dtype.itemsize // ALIGNED) * ALIGNED
