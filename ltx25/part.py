@@ -418,7 +418,7 @@ class Part:
                     places[_block_prefix(piece, number) + name] = (block.get_submodule(path), leaf)
         infos = {name: piece.header.tensors[name] for name in places}
         tensors = {name: torch.empty(info.shape, dtype=info.dtype, device=self.device) for name, info in infos.items()}
-        read_tensors(piece.header, {name: tensor for name, tensor in tensors.items() if name not in piece.header.stored}, lambda n: None)
+        read_tensors(piece.header, {name: tensor for name, tensor in tensors.items() if name not in piece.header.stored}, lambda n: None, finite=True)
         decode(piece.header, {name: tensor for name, tensor in tensors.items() if name in piece.header.stored}, lambda n: None)
         for name, (owner, leaf) in places.items():
             owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)

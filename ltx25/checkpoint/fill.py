@@ -126,6 +126,7 @@ def fill(
     Parameters matched by a `keep` pattern (fnmatch) stay as stored: where they are rounded is the model's choice.
     held: what becomes of quantised weights of layers that can hold them as stored; all others are decoded.
     `read(n)` is called for every n bytes read and may raise to cancel; the module then stays on meta. reread: see read_tensors.
+    Raises FileError as `check` and for a tensor that holds NaN or infinity.
     """
     places = check(module, header, prefix, unused)
     kept = _kept(module, header, places, held)
@@ -140,7 +141,7 @@ def fill(
         for name, place in places.items()
         if place.name not in kept
     }
-    read_tensors(header, {name: target for name, target in destinations.items() if name not in header.stored}, read, reread)
+    read_tensors(header, {name: target for name, target in destinations.items() if name not in header.stored}, read, reread, finite=True)
     decode(header, {name: target for name, target in destinations.items() if name in header.stored}, read, reread)
     weights = _read_kept(header, kept, device, dtype, read, held is Held.EXACT, reread)
     for name, tensor in tensors.items():
@@ -184,8 +185,8 @@ def decode(header: Header, destinations: Mapping[str, torch.Tensor], read: Calla
     """Fill each destination with what the quantised tensor of that name stands for. As `read_tensors`."""
     for names in _batches(header, destinations):
         raw = {name: _room(header.stored[name], destinations[name].device) for name in names}
-        read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read, reread)
-        _check_scales(header, raw)
+        read_tensors(header.raw, {key: room for name in names for key, room in _named(header, name, raw[name]).items()}, read, reread, finite=True)
+        _check_factors(header, raw)
         for name in names:
             target = destinations[name]
             target.copy_(header.stored[name].format.decode(raw.pop(name), target.dtype).view(target.shape))
@@ -237,8 +238,8 @@ def _read_kept(
             info = header.tensors[name]
             raw[name] = {"weight": torch.empty(info.shape, dtype=_converted(info.dtype, dtype), device=device)}
         destinations |= _named(header, name, raw[name])
-    read_tensors(header.raw, destinations, read, reread)
-    _check_scales(header, raw)
+    read_tensors(header.raw, destinations, read, reread, finite=True)
+    _check_factors(header, raw)
     del destinations  # what is merged below shall not be held twice
     return {name: _stack(header, parts, raw, exact) for name, parts in kept.items()}
 
@@ -263,24 +264,19 @@ def _alike(stored: Stored | None) -> tuple[object, ...] | None:
     return stored.format.name, getattr(stored.format, "group", None), info.dtype, info.shape[1:]
 
 
-def _check_scales(header: Header, raw: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Raise FileError for a scale that is NaN or infinite: what comes of it may be finite again, a clip of noise.
+def _check_factors(header: Header, raw: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Raise FileError for NaN or infinity inside of bytes, which reading does not know as numbers. raw: file name -> tensors by role.
 
-    raw: file name -> tensors by role. Reading has just waited for the device, so one look at the answer costs nothing.
+    Reading has just waited for the device, so one look at the answer costs nothing.
     """
-    scales = {
-        header.stored[name].parts[role].name: tensor
-        for name, room in raw.items()
-        if name in header.stored
-        for role, tensor in room.items()
-        if role != "weight"
-    }
-    if not scales:
+    inside = {name: header.stored[name].format.inside(room) for name, room in raw.items() if name in header.stored}
+    inside = {name: factors for name, factors in inside.items() if factors}
+    if not inside:
         return
-    finite = torch.stack([tensor.float().isfinite().all() for tensor in scales.values()]).tolist()
-    for name, good in zip(scales, finite, strict=True):
+    finite = torch.stack([torch.stack([factor.isfinite().all() for factor in factors]).all() for factors in inside.values()]).tolist()
+    for name, good in zip(inside, finite, strict=True):
         if not good:
-            raise FileError(f"{header.name}: {name} holds NaN or infinity, wanted finite scales; download the file again.")
+            raise FileError(f"{header.name}: {name} holds NaN or infinity, wanted finite numbers; download the file again.")
 
 
 def _room(stored: Stored, device: torch.device) -> dict[str, torch.Tensor]:

@@ -20,26 +20,32 @@ from typing import BinaryIO
 import torch
 
 from ..errors import FileError
+from .finite import first_without, numbers
 from .header import Header, TensorInfo
 
 BUFFER_BYTES = 32 << 20
 READERS = min(8, os.cpu_count() or 1)  # one core copies 3 to 5 GB/s out of the page cache
 BUFFERS = READERS + 4  # 384 MiB at most
 CHUNK_BYTES = 4 << 20  # of one read call: a cancelled load waits for no more
+LOOKED_BYTES = 512 << 10  # the same where they are looked at: they are in a core's own cache yet
 CHECK = 0.2  # s between looks for a cancel while the disk is slow
 
 
-def read_tensors(header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None], reread: bool = False) -> None:
+def read_tensors(
+    header: Header, destinations: Mapping[str, torch.Tensor], read: Callable[[int], None], reread: bool = False, finite: bool = False
+) -> None:
     """Fill each destination tensor with the file's tensor of that name; shapes must agree, dtypes may differ.
 
     Destinations must be contiguous. `read(n)` is called after every n bytes read, and with 0 while nothing arrives; it may
     raise to cancel, which leaves the destinations partly filled: the caller drops them. reread: the file will be read again
-    soon, so its pages stay. Raises FileError when the file is gone, has changed since its header was read, or is cut off.
+    soon, so its pages stay. Raises FileError when the file is gone, has changed since its header was read, or is cut off, and,
+    with `finite`, for a tensor that holds NaN or infinity.
     """
     _unchanged(header)
     pieces = _pieces(header, destinations)
     upcoming = iter(pieces)
-    with _Readers(header, max((piece.size for piece in pieces), default=0), reread) as readers:
+    there = {name: target for name, target in destinations.items() if finite and target.device.type != "cpu"}
+    with _Readers(header, max((piece.size for piece in pieces), default=0), reread, finite) as readers:
         ahead: deque[_Piece] = deque()
         while True:
             while len(ahead) < BUFFERS and (piece := next(upcoming, None)) is not None:
@@ -49,6 +55,9 @@ def read_tensors(header: Header, destinations: Mapping[str, torch.Tensor], read:
                 break
             readers.finish(ahead.popleft(), read)
         readers.drain()
+    bad = first_without(there)
+    if bad is not None:
+        raise _not_finite(header, bad)
 
 
 def read_bytes(header: Header, name: str) -> bytes:
@@ -98,10 +107,11 @@ class _Slot:
 class _Readers:
     """Threads that read pieces ahead, and the ring of buffers they read into."""
 
-    def __init__(self, header: Header, largest: int, reread: bool) -> None:
+    def __init__(self, header: Header, largest: int, reread: bool, finite: bool) -> None:
         self._header = header
         self._largest = largest  # bytes of a piece
         self._reread = reread
+        self._finite = finite
         self._stopped = False
         self._made = 0
         self._slots: deque[_Slot] = deque()  # those no piece uses, the one used longest ago first
@@ -162,18 +172,38 @@ class _Readers:
         file = self._files.get()
         try:
             file.seek(piece.begin)
-            done = 0
+            done = seen = 0
+            looks = self._finite and piece.spans[0].target.device.type == "cpu"
+            size = LOOKED_BYTES if looks else CHUNK_BYTES
             while done < piece.size and not self._stopped:
-                got = file.readinto(view[done : done + CHUNK_BYTES])
+                got = file.readinto(view[done : done + size])
                 if not got:
                     raise FileError(f"{self._header.name} is cut off inside {piece.spans[-1].info.name}; download it again.")
                 done += got
+                if looks:
+                    seen = self._look(piece, view, seen, done)
             if not self._reread and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), piece.begin, piece.size, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise FileError(f"{self._header.path} cannot be read ({error.strerror}); check the disk.") from None
         finally:
             self._files.put(file)
+
+
+    def _look(self, piece: _Piece, view: memoryview, seen: int, done: int) -> int:
+        """Raise FileError for NaN or infinity among the whole numbers of bytes [seen, done) of a piece; returns how far it looked."""
+        for span in piece.spans:
+            begin, end = max(span.at, seen), min(span.at + span.size, done)
+            end -= (end - span.at) % span.info.dtype.itemsize
+            if begin < end:
+                if not numbers(view[begin:end], span.info.dtype):
+                    raise _not_finite(self._header, span.info.name)
+                seen = end
+        return seen
+
+
+def _not_finite(header: Header, name: str) -> FileError:
+    return FileError(f"{header.name}: {name} holds NaN or infinity, wanted finite numbers; download the file again.")
 
 
 def _unchanged(header: Header) -> None:

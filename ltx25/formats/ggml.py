@@ -14,11 +14,12 @@ import torch
 
 @dataclass(frozen=True)
 class BlockType:
-    """weights: of one block; size: its bytes; decode: (B, size) uint8 -> (B, weights) float32."""
+    """weights: of one block; size: its bytes; halves: where its float16 numbers begin; decode: (B, size) uint8 -> (B, weights) float32."""
 
     name: str
     weights: int
     size: int
+    halves: tuple[int, ...]
     decode: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -26,6 +27,12 @@ def dequantise_ggml(rows: torch.Tensor, kind: BlockType, dtype: torch.dtype) -> 
     """rows (N, K / weights * size) uint8: (N, K) in `dtype`."""
     blocks = rows.reshape(-1, kind.size)
     return kind.decode(blocks).view(rows.shape[0], -1).to(dtype)
+
+
+def halves_of(rows: torch.Tensor, kind: BlockType) -> list[torch.Tensor]:
+    """The float16 numbers of all blocks of rows (N, K / weights * size) uint8: (B, 1) float32 each."""
+    blocks = rows.reshape(-1, kind.size)
+    return [_half(blocks, at) for at in kind.halves]
 
 
 def _q8_0(b: torch.Tensor) -> torch.Tensor:
@@ -122,14 +129,14 @@ def _scaled(b: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 # By the format's own type numbers.
 BLOCK_TYPES = {
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
-    10: BlockType("Q2_K", 256, 84, _q2_k),
-    11: BlockType("Q3_K", 256, 110, _q3_k),
-    12: BlockType("Q4_K", 256, 144, _q4_k),
-    13: BlockType("Q5_K", 256, 176, _q5_k),
-    14: BlockType("Q6_K", 256, 210, _q6_k),
+    2: BlockType("Q4_0", 32, 18, (0,), _q4_0),
+    3: BlockType("Q4_1", 32, 20, (0, 2), _q4_1),
+    6: BlockType("Q5_0", 32, 22, (0,), _q5_0),
+    7: BlockType("Q5_1", 32, 24, (0, 2), _q5_1),
+    8: BlockType("Q8_0", 32, 34, (0,), _q8_0),
+    10: BlockType("Q2_K", 256, 84, (80, 82), _q2_k),
+    11: BlockType("Q3_K", 256, 110, (108,), _q3_k),
+    12: BlockType("Q4_K", 256, 144, (0, 2), _q4_k),
+    13: BlockType("Q5_K", 256, 176, (0, 2), _q5_k),
+    14: BlockType("Q6_K", 256, 210, (208,), _q6_k),
 }

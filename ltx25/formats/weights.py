@@ -18,7 +18,7 @@ from ...kernels.int8_linear import int8_linear, supported
 from ...kernels.nvfp4_linear import TILE_ROWS, nvfp4_linear, runs
 from ...kernels.quantise import E4M3, Quantised, quantise_matrix
 from .fp8 import dequantise_fp8
-from .ggml import BlockType, dequantise_ggml
+from .ggml import BlockType, dequantise_ggml, halves_of
 from .int8 import dequantise_int8, row_scale
 from .nvfp4 import dequantise_nvfp4
 
@@ -67,6 +67,9 @@ class Format(Protocol):
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         """The weight in its logical shape."""
 
+    def inside(self, parts: Parts) -> Sequence[torch.Tensor]:
+        """Floating numbers that stand inside of bytes."""
+
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
         """The weights of `stack`, one below the other, as stored. exact: products in full precision of the activations."""
 
@@ -84,6 +87,9 @@ class Int8:
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_int8(parts["weight"], parts["scale"], self.group, dtype)
 
+    def inside(self, parts: Parts) -> Sequence[torch.Tensor]:
+        return ()
+
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
         return Int8Weight(_rows(stack, "weight"), _scales(stack), self.group, exact)
 
@@ -99,6 +105,9 @@ class Fp8:
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_fp8(parts["weight"], parts.get("scale"), dtype)
+
+    def inside(self, parts: Parts) -> Sequence[torch.Tensor]:
+        return ()
 
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
         scaled = any("scale" in parts for parts in stack)
@@ -116,6 +125,9 @@ class Nvfp4:
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_nvfp4(parts["weight"], parts["scale"], parts["scale_2"], dtype)
+
+    def inside(self, parts: Parts) -> Sequence[torch.Tensor]:
+        return ()
 
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
         if len(stack) > 1 and any(len(parts["weight"]) % TILE_ROWS for parts in stack):  # a tile would hold rows of two
@@ -145,6 +157,9 @@ class Ggml:
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         return dequantise_ggml(parts["weight"], self.kind, dtype).view(self.shape)
+
+    def inside(self, parts: Parts) -> Sequence[torch.Tensor]:
+        return halves_of(parts["weight"], self.kind)
 
     def weight(self, stack: Sequence[Parts], exact: bool) -> Weight:
         return GgmlWeight(_rows(stack, "weight"), self.kind)

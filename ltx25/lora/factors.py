@@ -51,7 +51,7 @@ class FactorStore:
             if not host_has_room(_room(infos), self._device):
                 return None
             copy = _Copy(infos, self._device)
-            read_tensors(lora.header, {name: copy.of(name).view(lora.header.tensors[name].shape) for name in infos}, read)
+            read_tensors(lora.header, {name: copy.of(name).view(lora.header.tensors[name].shape) for name in infos}, read, finite=True)
             self._copies[lora.file, path] = copy
         return copy
 
@@ -84,7 +84,7 @@ class _Copy:
 
 def _read(lora: Lora, infos: dict[str, TensorInfo], device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:
     room = {name: torch.empty(lora.header.tensors[name].shape, dtype=info.dtype, device=device) for name, info in infos.items()}
-    read_tensors(lora.header, room, read)
+    read_tensors(lora.header, room, read, finite=True)
     return room
 
 

@@ -1,6 +1,8 @@
 """The published files and the tiny ones in every storage: all tensors find their place, and the clip is that of bf16 within an error."""
 
 import json
+import re
+import struct
 
 import pytest
 import torch
@@ -341,6 +343,50 @@ def test_a_scale_that_is_not_finite_is_refused_by_name_when_it_is_read(storage, 
     engine = open_engine(precision, residency, transformer=tmp_path / "bad.safetensors")
     with pytest.raises(FileError, match=f"^bad.safetensors: {name} holds NaN or infinity"):
         sampled(engine, conditioning=plain[0])
+
+
+BAD = {
+    "transformer": "model.diffusion_model.transformer_blocks.2.attn1.to_k.weight", "text_encoder": "layers.1.self_attn.k_proj.weight",
+    "video_vae": "decoder", "audio_vae": "vocoder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+@pytest.mark.parametrize("slot", BAD)
+def test_a_weight_that_is_no_number_is_refused_by_name_whatever_file_it_is_in(slot, residency, plain, tmp_path):
+    """Of keys that are NaN an attention on a CPU makes zeros: without a look at the file the clip is finite, and of nothing."""
+    if residency == "stream" and slot.endswith("vae"):
+        pytest.skip("decoders have no blocks to stream")
+    tensors, metadata = read_all(getattr(tiny_files(), slot))
+    name = next(name for name, tensor in tensors.items() if BAD[slot] in name and tensor.is_floating_point() and tensor.ndim > 1)
+    tensors[name] = tensors[name].clone()
+    tensors[name].view(-1)[tensors[name].numel() // 2] = float("nan")
+    path = tmp_path / f"bad-{slot}.safetensors"
+    write_file(path, tensors, metadata)
+    engine = open_engine("auto", residency, **{slot: path})
+    with pytest.raises(FileError, match=f"^{path.name}: {re.escape(name)} holds NaN or infinity, wanted finite numbers; download the file again.$"):
+        if slot == "text_encoder":
+            engine.encode("A cat on a table.", WATCH)
+        elif slot == "video_vae":
+            engine.decode_video(plain[1].video, 0, "auto", WATCH)
+        elif slot == "audio_vae":
+            engine.decode_audio(plain[1].audio, None, WATCH)
+        else:
+            sampled(engine, conditioning=plain[0])
+    assert not any(part.loaded for part in engine.parts if part.name == slot.replace("_", " "))
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+def test_a_gguf_block_whose_factor_is_no_number_is_refused_by_name(precision, plain, tmp_path):
+    pytest.importorskip("gguf")
+    path = write_gguf(tiny_files().transformer, tmp_path / "bad.gguf", "Q4_K")
+    header = open_file(path)
+    name, stored = next((name, stored) for name, stored in header.stored.items() if "transformer_blocks.2.attn1.to_k" in name and "connector" not in name)
+    with path.open("r+b") as file:
+        file.seek(stored.parts["weight"].end - stored.format.kind.size + stored.format.kind.halves[-1])
+        file.write(struct.pack("<e", float("nan")))
+    with pytest.raises(FileError, match=f"^bad.gguf: {re.escape(name)} holds NaN or infinity"):
+        sampled(open_engine(precision, transformer=path), conditioning=plain[0])
 
 
 def test_parameters_of_a_mark_may_be_nested(tmp_path):

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read, read_bytes, read_header, read_tensors
+from comfyui_ltx25.ltx25.checkpoint.finite import first_without, numbers
 from comfyui_ltx25.ltx25.errors import FileError
 from safetensors.torch import save_file
 
@@ -205,3 +206,62 @@ def test_pinned_ring_gives_the_file_back_on_a_gpu(header, tensors, monkeypatch):
     read_tensors(header, got, lambda n: None)
     for name, want in tensors.items():
         assert torch.equal(got[name].cpu(), want.float() if want.is_floating_point() else want), name
+
+
+# Numbers that are none
+
+
+EVERY = {torch.bfloat16: 16, torch.float16: 16, torch.float8_e4m3fn: 8, torch.float8_e5m2: 8}
+
+
+@pytest.mark.parametrize("dtype", [*EVERY, torch.float32, torch.float64], ids=str)
+def test_every_value_of_a_dtype_is_told_from_nan_and_infinity(dtype):
+    if dtype in EVERY:
+        values = torch.arange(1 << EVERY[dtype], dtype=torch.int32).to({8: torch.uint8, 16: torch.uint16}[EVERY[dtype]]).view(dtype)
+    else:
+        tiny, largest = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+        values = torch.tensor([0.0, -0.0, tiny, -tiny, largest, -largest, float("inf"), -float("inf"), float("nan"), -float("nan")], dtype=dtype)
+    wanted = values.double().isfinite()
+    raw = memoryview(values.view(torch.uint8).numpy())
+    size = dtype.itemsize
+    assert [numbers(raw[i * size : (i + 1) * size], dtype) for i in range(len(values))] == wanted.tolist()  # bit patterns, every one
+    assert numbers(memoryview(values[wanted].clone().view(torch.uint8).numpy()), dtype)
+    none = values[~wanted]
+    for bad in none[:: max(1, len(none) // 16)].split(1):
+        assert first_without({"good": values[wanted], "bad": torch.cat([values[wanted], bad])}) == "bad"
+    assert first_without({"good": values[wanted], "none": values[:0], "integers": torch.full((3,), -1)}) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*EVERY, torch.float32], ids=str)
+def test_what_is_read_onto_a_card_is_looked_at_there(dtype, tmp_path):
+    good = {f"t{i}": torch.ones(100, 1000).to(dtype) for i in range(50)}
+    for number, bad in enumerate((float("nan"), -float("nan"), *(() if dtype is torch.float8_e4m3fn else (float("inf"), -float("inf"))))):
+        tensors = {name: tensor.clone() for name, tensor in good.items()}
+        tensors["t37"].view(-1)[number * 33333] = bad
+        save_file(tensors, tmp_path / f"{number}.safetensors")
+        header = read_header(tmp_path / f"{number}.safetensors")
+        with pytest.raises(FileError, match="t37 holds NaN or infinity"):
+            read_tensors(header, {name: tensor.cuda() for name, tensor in good.items()}, lambda n: None, finite=True)
+    save_file(good, tmp_path / "good.safetensors")
+    read_tensors(read_header(tmp_path / "good.safetensors"), {name: tensor.cuda() for name, tensor in good.items()}, lambda n: None, finite=True)
+
+
+@pytest.mark.parametrize("buffer", [24, 1 << 20])
+@pytest.mark.parametrize("looked", [5, 1 << 20])
+@pytest.mark.parametrize("wide", [False, True], ids=["as stored", "widened"])
+def test_a_number_that_is_none_is_found_wherever_pieces_end_and_only_where_it_is_asked_for(tensors, tmp_path, monkeypatch, buffer, looked, wide):
+    monkeypatch.setattr(read, "BUFFER_BYTES", buffer)
+    monkeypatch.setattr(read, "LOOKED_BYTES", looked)
+    for name, place in (("wide", 0), ("wide", 406), ("table", 7), ("scalar", 0), ("fp8", 15)):
+        bad = {**tensors, name: tensors[name].float().clone()}
+        bad[name].view(-1)[place] = float("nan")
+        bad[name] = bad[name].to(tensors[name].dtype)
+        path = tmp_path / f"{name}{place}.safetensors"
+        save_file(bad, path)
+        room = {key: torch.empty(t.shape, dtype=torch.float64 if wide and t.is_floating_point() else t.dtype) for key, t in tensors.items()}
+        read_tensors(read_header(path), room, lambda n: None)
+        with pytest.raises(FileError, match=f"^{path.name}: {name} holds NaN or infinity, wanted finite numbers; download the file again.$"):
+            read_tensors(read_header(path), room, lambda n: None, finite=True)
+        del room[name]
+        read_tensors(read_header(path), room, lambda n: None, finite=True)
