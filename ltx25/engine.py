@@ -276,7 +276,7 @@ class Engine:
         if latent.ndim == 4 and 0 not in latent.shape:  # what is no latent is refused by the decoder
             made = AudioLatentShape(*latent.shape[1:]).samples
             self.check_sound(max(made, samples or 0), len(latent))
-            working = sounding_bytes(made)
+            working = sounding_bytes(self._opened.audio, part.bytes, made, self.device.type)
         return self._in_room(part, working, "one clip's sound", watch, lambda: decode_audio(part["decoder"], latent, watch, samples))
 
     def check_sound(self, samples: int, batch: int) -> None:

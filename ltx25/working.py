@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .audio.encoder import CHUNK as MEL_CHUNK
-from .config.audio import CHANNELS, MelVAEConfig
+from .audio.vocoder import CHUNK_SECONDS as SOUND_CHUNK
+from .config.audio import CHANNELS, AudioConfig, MelVAEConfig
 from .config.connector import ConnectorConfig
 from .config.dit import DiTConfig
 from .config.duration import DurationConfig
 from .config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, EncoderConfig
-from .shapes import VideoLatentShape, VideoShape
+from .shapes import OUTPUT_RATE, VideoLatentShape, VideoShape
 from .video.canvas import Crop
 from .video.conv_plan import conv_plan, peak_bytes, usual_chunk
 from .video.diffusion_plan import choose, diffusion_plans
@@ -27,7 +28,9 @@ TEXT_TOKENS = 1024
 SPECTRUM_ROWS = 3  # of fft samples per mel frame: windows, half a spectrum of complex numbers, magnitudes
 LEVEL_ROWS = 5  # of the encoder's first level: residual, norm, padded input of a convolution, result
 HEAD_ROWS = 6  # of the duration head's width, per token: projection, sum, both in one row, keys, values
-SOUND = 512 << 20  # bytes, with a wave of seconds: 426 MB measured on a card at the published size, graphs and bf16 copies of weights included; clips go one by one
+SOUND_ROWS = 14  # values of a generator's widest level that live at once: 13.7 counted on a CPU; a card holds fewer, and graphs of them
+COPIED = 0.5  # of the weights once more on a card, in bf16: 426 MB measured with a chunk at the published size, 540 MB by this
+ENCODING = 165  # bytes of a pixel of one frame: 138 MB at 1280 x 704
 WAVES = 7  # of both channels at 48 kHz: the two stages' waves, pieces and sums of them, and a resampling between
 
 
@@ -71,9 +74,20 @@ def hearing_bytes(config: MelVAEConfig, samples: int, rate: int) -> int:
     return int(4 * (CHANNELS * (2 * samples + 2 * resampled + transformed) + chunk))
 
 
-def sounding_bytes(samples: int) -> int:
-    """An audio decode of one clip of `samples` at 48 kHz: chunks, and whole waves of both stages."""
-    return SOUND + WAVES * 4 * CHANNELS * samples
+def sounding_bytes(config: AudioConfig, weights: int, samples: int, device: str) -> int:
+    """An audio decode of one clip of `samples` at 48 kHz: a chunk, whole waves of both stages, and on a card copies of weights.
+
+    weights: bytes of the part. Clips go one by one.
+    """
+    stages = (config.vocoder, config.vae.rate / config.vae.hop), (config.bandwidth.generator, config.bandwidth.input_rate / config.bandwidth.hop)
+    values = max(frames * generator.values for generator, frames in stages)  # a second of sound, at the widest level
+    chunk = SOUND_ROWS * 4 * values * min(samples / OUTPUT_RATE, SOUND_CHUNK)
+    return int(chunk + WAVES * 4 * CHANNELS * samples + (COPIED * weights if device == "cuda" else 0))
+
+
+def writing_bytes(clip: VideoShape) -> int:
+    """The encoder of a clip's file, on the host: frames it looks ahead over, and those it compares with."""
+    return ENCODING * clip.height * clip.width
 
 
 def frames_bytes(clip: VideoShape, batch: int) -> int:

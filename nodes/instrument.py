@@ -7,6 +7,7 @@ import torch
 from comfy_api.latest import io
 
 from ..ltx25.instrument.history import find_run, read_runs
+from ..ltx25.instrument.memory import host_now
 from ..ltx25.instrument.models import Models
 from ..ltx25.instrument.plan_text import (
     frames_of,
@@ -76,7 +77,9 @@ class PlanLTX25Render(io.ComfyNode):
     ) -> io.NodeOutput:
         model = engine.engine
         models = Models.of(model.opened)
-        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False)
+        held = sum(part.held for part in model.parts) if model.device.type == "cpu" else 0
+        outside = max(0, (host_now() or 0) - held)
+        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, outside=outside)
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
         budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(

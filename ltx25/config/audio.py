@@ -66,6 +66,11 @@ class GeneratorConfig:
     dilations: tuple[tuple[int, ...], ...]  # of each block's layers
     final: str  # "clamp", "tanh" or "none"
 
+    @property
+    def values(self) -> int:
+        """Of the level that has most, per mel frame: channels times samples."""
+        return max((self.channels >> level) * math.prod(self.rates[:level]) for level in range(1, len(self.rates) + 1))
+
 
 @dataclass(frozen=True)
 class BandwidthConfig:

@@ -96,6 +96,7 @@ _HEADER = {
     "geometry": _clip,
     "legs": listed(text),
     "settings": having({}),
+    "process": having({}, first=number, now=number),
 }
 _MEASURED = dict.fromkeys(("wall", "device_span", "device_busy"), number)
 _PHASE = {

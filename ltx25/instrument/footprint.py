@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
+from ..video.output import copying_bytes
 from ..working import (
     TEXT_TOKENS,
     connecting_bytes,
@@ -16,12 +19,23 @@ from ..working import (
     sampling_bytes,
     sounding_bytes,
     wave_bytes,
+    writing_bytes,
 )
+from .costs import APART
 from .history import Run
+from .law import LEAST
 from .models import Models
+from .units import bytes_text, counted
 
-KNOWN = ("text.tower", "text.project", "text.connect", "sample", "decode.video", "decode.audio")  # phases whose memory is estimated
-MEASURABLE = 64 << 20  # bytes: below, what allocators keep and round is larger than what a phase takes
+MEASURABLE = 64 << 20  # bytes: below, what allocators keep and round is larger than what a phase takes of a device
+
+# What records may make of the arithmetic: times so much of it, and so many bytes more.
+DEVICE_BOUNDS = (0.8, 2.0, 0)
+HOST_BOUNDS = (0.5, 3.0, 1 << 30)  # libraries, staging and what allocators keep are the process's own, and no part of the arithmetic
+FRESH = 32 << 20  # bytes a process may hold more than at its first run and count as one that has not rendered
+
+PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
+LOADING, WRITING = "load.read", "mux"  # on the host beside the parts: what reading holds for a while, and a clip's encoder
 
 
 @dataclass(frozen=True)
@@ -38,43 +52,138 @@ class Footprint:
     tokens: Mapping[str, int] | None = None
 
     def working(self, phase: str, models: Models, device: str, room: int | None) -> dict[str, int]:
-        """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself.
+        """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself. A CPU has no device.
 
-        A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs.
+        A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs; on a CPU the
+        frames lie in them too.
         """
         itemsize = 4 if device == "cpu" else 2
-        frames = frames_bytes(self.latent.pixels(models.compression), self.batch)
+        clip = self.latent.pixels(models.compression)
+        frames, waves = frames_bytes(clip, self.batch), wave_bytes(self.sound.samples, self.batch)
+        own = beside = 0
         if phase == "sample":
             tokens = self.tokens or {"video": self.latent.tokens, "audio": self.sound.tokens}
-            return {"device": sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device), "host": 0}
-        if phase == "decode.video":
-            return {"device": decoding_bytes(models.video, self.latent, itemsize, device, room), "host": frames}
-        if phase == "decode.audio":
-            samples = self.sound.samples
-            return {"device": sounding_bytes(samples), "host": frames + wave_bytes(samples, self.batch)}
-        if phase in ("text.tower", "text.project"):
-            return {"device": text_bytes(models.tower, TEXT_TOKENS, itemsize), "host": 0}
-        return {"device": connecting_bytes(models.connectors, itemsize), "host": 0}
+            own = sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device)
+        elif phase == "decode.video":
+            free = room if room is None or device != "cpu" else max(0, room - frames)
+            own = decoding_bytes(models.video, self.latent, itemsize, device, free)
+            beside = frames + (copying_bytes(clip.height, clip.width) if device == "cuda" else 0)
+        elif phase == "decode.audio":
+            own = sounding_bytes(models.audio, models.held[AUDIO_VAE], self.sound.samples, device)
+            beside = frames + waves
+        elif phase == WRITING:
+            beside = frames + waves + writing_bytes(clip)
+        elif phase in ("text.tower", "text.project"):
+            own = text_bytes(models.tower, TEXT_TOKENS, itemsize)
+        elif phase == "text.connect":
+            own = connecting_bytes(models.connectors, itemsize)
+        return {"device": 0, "host": own + beside} if device == "cpu" else {"device": own, "host": beside}
 
 
-def footprints(runs: Sequence[Run], models: Models) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(phase, "device" or "host") -> pairs of estimated and measured bytes, from finished phases of `models`' runs."""
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+@dataclass(frozen=True)
+class Line:
+    """bytes = fixed + slope * arithmetic, and never beyond `bounds` of the arithmetic.
+
+    off: the largest residual, bytes; least, most: arithmetic of the sizes seen, `samples` phases of `sizes` different ones.
+    """
+
+    fixed: float
+    slope: float
+    off: float
+    samples: int
+    sizes: int
+    least: float
+    most: float
+    bounds: tuple[float, float, int]
+
+    def basis(self, arithmetic: float) -> str:
+        seen = "" if self.least <= arithmetic <= self.most else ", extrapolated"
+        return f"{counted(self.samples, 'phase')} of {counted(self.sizes, 'size')} measured here, within {bytes_text(int(self.off))}{seen}"
+
+    def at(self, arithmetic: float) -> int:
+        low, high, beyond = self.bounds
+        return int(min(max(self.fixed + self.slope * arithmetic, low * arithmetic), high * arithmetic + beyond))
+
+
+def line_of(pairs: Sequence[tuple[float, float]], bounds: tuple[float, float, int], has_fixed: bool = True) -> Line:
+    """Least squares through pairs of (arithmetic, measured) bytes, the slope held within `bounds`, the fixed part not negative
+    where the line may bend for it. has_fixed: False: nothing but what grows.
+
+    Sizes that are too few or too much alike to tell a slope from a fixed part keep the arithmetic's own slope.
+    """
+    xs, ys = zip(*pairs, strict=True)
+    sizes, span = len(set(xs)), (min(xs), max(xs))
+    slope, through_zero = 1.0, not has_fixed
+    if has_fixed and sizes >= LEAST and span[1] >= APART * span[0]:
+        slope, fixed = statistics.linear_regression(xs, ys)
+        through_zero = fixed < 0
+    if through_zero and span[1] > 0:
+        slope = sum(x * y for x, y in pairs) / sum(x * x for x in xs)
+    slope = min(max(slope, bounds[0]), bounds[1])
+    fixed = statistics.fmean(y - slope * x for x, y in pairs) if has_fixed else 0.0
+    off = max(abs(fixed + slope * x - y) for x, y in pairs)
+    return Line(fixed, slope, off, len(pairs), sizes, *span, bounds)
+
+
+def device_lines(runs: Sequence[Run], models: Models) -> dict[str, Line]:
+    """By phase: what it took of the device beside what was there when it opened, against the arithmetic."""
+    found: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        clip = _clip(run, models.compression)
-        if clip is None:
+        for row, arithmetic in _finished(run, models):
+            before, peak = row["device_before"], row["peak_device"]
+            if arithmetic["device"] >= MEASURABLE and before is not None and peak is not None:
+                found.setdefault(row["name"], []).append((arithmetic["device"], max(0, peak - before)))
+    return {phase: line_of(pairs, DEVICE_BOUNDS) for phase, pairs in found.items()}
+
+
+def host_lines(runs: Sequence[Run], models: Models, again: bool) -> dict[str, Line]:
+    """By phase, against the arithmetic: how far the process rose above what it held before its first run, less weights that
+    are host memory; again: above what it held when the run began, of processes that had rendered before.
+
+    The two are not one: a process keeps its libraries and memory of earlier renders, which hides what a smaller clip takes;
+    there only what grows with the clip comes on top.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        first, now = ((run.header.get("process") or {}).get(name) for name in ("first", "now"))
+        if first is None or now is None or again != (now - first > FRESH):
             continue
-        begun = {event.get("id"): event.get("facts") for event in run.of("phase") if event.get("state") == "open"}
-        for row in run.phases:
-            if row["error"] or row["parent"] is not None or row["name"] not in KNOWN:
+        on_cpu = (run.header.get("device_type") or "cpu") == "cpu"
+        reached: dict[str, tuple[int, int]] = {}  # rise and arithmetic of the highest phase of a name
+        for row, arithmetic in _finished(run, models):
+            if row["peak_host"] is not None:
+                reached[row["name"]] = max(reached.get(row["name"], (0, 0)), (row["peak_host"] - now, arithmetic["host"]))
+        weights = 0
+        for phase in (LOADING, *PARTS, WRITING):
+            if phase not in reached or (on_cpu and phase == LOADING):  # a CPU's weights stay where they are read to
                 continue
-            asked = _sampled(begun.get(row["id"]) or {}) if row["name"] == "sample" else {}
-            estimate = replace(clip, **asked).working(row["name"], models, run.header.get("device_type") or "cpu", None)
-            for place, size in estimate.items():
-                before, peak = row[f"{place}_before"], row[f"peak_{place}"]
-                if size >= MEASURABLE and before is not None and peak is not None:
-                    found.setdefault((row["name"], place), []).append((size, max(0, peak - before)))
-    return found
+            rise, size = reached[phase]
+            own = models.held[PARTS[phase]] if on_cpu and phase in PARTS and not again else 0
+            weights += own
+            rise -= weights if rise >= weights else own  # parts that were short of room left
+            found.setdefault(phase, []).append((size, max(0, rise)))
+    return {phase: line_of(pairs, HOST_BOUNDS, has_fixed=not again) for phase, pairs in found.items()}
+
+
+def process_before(runs: Sequence[Run]) -> int | None:
+    """Bytes of a process before it renders for the first time, as records tell; None: none does."""
+    firsts = [first for run in runs if (first := (run.header.get("process") or {}).get("first"))]
+    return int(statistics.median(firsts)) if firsts else None
+
+
+def _finished(run: Run, models: Models) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
+    """Phases of a run and the arithmetic of their memory. None of a run without a whole clip, or one whose blocks took turns
+    on the device: it held other memory.
+    """
+    clip = _clip(run, models.compression)
+    begun = {event.get("id"): event.get("facts") or {} for event in run.of("phase") if event.get("state") == "open"}
+    if clip is None or any(facts.get("residency") == "stream" for facts in begun.values()):
+        return
+    for row in run.phases:
+        if row["error"] or row["parent"] is not None:
+            continue
+        asked = _sampled(begun.get(row["id"], {})) if row["name"] == "sample" else {}
+        yield row, replace(clip, **asked).working(row["name"], models, run.header.get("device_type") or "cpu", None)
 
 
 def _sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +193,6 @@ def _sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clip(run: Run, compression: Compression) -> Footprint | None:
-    """None for a run without a whole clip, or of a model that samples another one's sizes."""
     clip = run.header.get("geometry") or {}
     if not all(clip.get(name) for name in ("width", "height", "frames", "frame_rate")):
         return None

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..checkpoint import Header
-from .memory import device_total, is_unified, query
+from .memory import device_total, host_now, is_unified, query
 
 PACK = Path(__file__).resolve().parents[2]
 FORMAT = 1  # of the records; readers refuse what is newer
+_FIRST: dict[str, int | None] = {}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -40,7 +41,14 @@ def machine(device: torch.device) -> dict[str, Any]:
         "system": platform.platform(),
         "pack": query(pack_version),
         "revision": query(revision),
+        "process": process_memory(),
     }
+
+
+def process_memory() -> dict[str, int | None]:
+    """Resident bytes of this process at its first run and now. A run's own memory is what it adds to them."""
+    now = host_now()
+    return {"first": _FIRST.setdefault("host", now), "now": now}
 
 
 def files_facts(headers: Mapping[str, Header]) -> dict[str, Any]:

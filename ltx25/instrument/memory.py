@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from .cgroup import group_free
+
 T = TypeVar("T")
 
 
@@ -37,9 +39,9 @@ def host_peak() -> int | None:
 
 
 def host_free() -> int | None:
-    """Bytes the host could still give to programs; the whole memory where only that is known."""
+    """Bytes the host could still give to this process, a container's limit included; the whole memory where only that is known."""
     if sys.platform.startswith("linux"):
-        return query(lambda: _kib_line("/proc/meminfo", "MemAvailable"))
+        return min((free for free in (query(lambda: _kib_line("/proc/meminfo", "MemAvailable")), query(group_free)) if free is not None), default=None)
     return query(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

@@ -30,9 +30,10 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
     where = "extrapolated where said" if any(p.extrapolated for p in plan.phases) else "inside what was measured"
     rows.append(("run", seconds_text(plan.seconds), _between(plan.between), where))
     lines.append(aligned(rows, left=(0, 3)))
-    for name, need, have in (("device", plan.device, budget.device), ("host", plan.host, budget.host)):
-        if need is not None:
-            lines.append(f"peak {name} memory: {bytes_text(need)}" + (f" of {bytes_text(have)} there" if have is not None else ""))
+    for name, peak, have in (("device", plan.on_device, budget.device), ("host", plan.on_host, budget.host)):
+        if peak is not None:
+            there = f" of {bytes_text(have)} there" if have is not None else ""
+            lines.append(f"peak {name} memory: {bytes_text(peak.bytes)}{there} ({peak.basis})")
     reasons = plan.beyond(budget)
     lines.append("it fits" if not reasons else "it does not fit: " + "; ".join(reasons))
     return "\n".join(lines)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,14 @@ import torch
 
 from ..connector import context_length
 from ..dit.modality import LegPlan
+from ..fitting import HOST_LEAST
 from ..guidance import plan_legs
-from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
 from ..request import Request
 from ..sampler import sampler_of
 from ..schedule import STAGE_2
 from ..shapes import MAX_FRAMES, AudioLatentShape
 from ..stages import first_request, refining_sampler
-from .costs import model_of, phase_rates, rate_of
+from .costs import model_of, phase_rates
 from .flops import (
     audio_decode_flops,
     connector_flops,
@@ -34,11 +33,11 @@ from .flops import (
     upscale_flops,
     video_decode_flops,
 )
-from .footprint import Footprint, footprints
+from .footprint import LOADING, PARTS, WRITING, Footprint, device_lines, host_lines, process_before
 from .forecast import Forecast, by_arithmetic
 from .header import device_name
 from .history import Run
-from .memory import device_free, device_total, host_free, host_now
+from .memory import device_free, device_now, device_total, host_free, host_now
 from .models import Enlarging, Models
 from .selftest import Speed, self_test
 from .units import bytes_text, counted, rate_text, seconds_text
@@ -51,6 +50,7 @@ QUICK_TEST = 0.5  # s
 SHARE = {"text.tower": 0.3, "text.project": 0.5, "text.connect": 0.3, "upscale": 0.4, "decode.video": 0.4, "decode.audio": 0.05}
 DISK = 1e9  # bytes/s
 ENCODER = 60e6  # pixels/s of the video encoder
+GROWTH = 96 << 20  # bytes a process grows by in its first render whatever the clip (libraries, allocators): 70 to 85 MiB measured on a CPU
 UNSURE = "guess"
 
 
@@ -81,8 +81,20 @@ UNLIMITED = Budget(None, None, None)
 
 
 @dataclass(frozen=True)
+class Peak:
+    """Most memory of a render, bytes, and the phase and what else the number rests on.
+
+    need: what must be there for it: the most that measurements leave open, and what the engine's own checks ask for.
+    """
+
+    bytes: int
+    need: int
+    basis: str
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A render as predicted. Bytes; `device` is None on a CPU, where all is host memory. `tokens`: video, audio.
+    """A render as predicted. `on_device` is None on a CPU, where all is host memory. `tokens`: video, audio.
 
     first: width and height of the first of two stages, px; None where there is one.
     """
@@ -91,10 +103,20 @@ class Plan:
     tokens: tuple[int, int]
     forwards: int
     phases: tuple[Expected, ...]
-    device: int | None
-    host: int
+    on_device: Peak | None
+    on_host: Peak
     notes: tuple[str, ...]
     first: tuple[int, int] | None
+
+    @property
+    def device(self) -> int | None:
+        """Peak bytes."""
+        return None if self.on_device is None else self.on_device.bytes
+
+    @property
+    def host(self) -> int:
+        """Peak bytes."""
+        return self.on_host.bytes
 
     @property
     def seconds(self) -> float:
@@ -113,9 +135,9 @@ class Plan:
         reasons = []
         if budget.seconds is not None and self.seconds > budget.seconds:
             reasons.append(f"it takes about {seconds_text(self.seconds, rough=True)}, and {seconds_text(budget.seconds, rough=True)} are given")
-        for name, need, have in (("device", self.device, budget.device), ("host", self.host, budget.host)):
-            if need is not None and have is not None and need > have:
-                reasons.append(f"it needs {bytes_text(need)} of {name} memory, and {bytes_text(have)} are given")
+        for name, peak, have in (("device", self.on_device, budget.device), ("host", self.on_host, budget.host)):
+            if peak is not None and have is not None and peak.need > have:
+                reasons.append(f"it needs {bytes_text(peak.need)} of {name} memory, and {bytes_text(have)} are given")
         return reasons
 
 
@@ -131,9 +153,11 @@ class Planner:
         speed: Speed | None = None,
         writes: bool = True,
         enlarging: Enlarging | None = None,
+        outside: int | None = None,
     ) -> None:
         """`enlarging`: the clip is made in two stages, by this upscaler. `batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
         `writes`: the render writes its clip (mux); of a host's graph another node does, and no record says how long it takes.
+        `outside`: host bytes of the process that will render, without what it holds of this model; None: one that starts for it.
         """
         self.models, self.device = models, device
         self._name = device_name(device)
@@ -142,7 +166,8 @@ class Planner:
         self._forecast = Forecast(self._runs, self._name, models.signature)
         self._runs = [run for run in self._runs if model_of(run) == models.signature]
         self._rates = phase_rates(self._runs, self._name)
-        self._memory = footprints(self._runs, models)
+        self._lines = {"device": device_lines(self._runs, models), "host": host_lines(self._runs, models, again=False), "again": host_lines(self._runs, models, again=True)}
+        self._outside = outside
         self._given_speed = speed
         self._writes = writes
         self._enlarging = enlarging
@@ -152,11 +177,16 @@ class Planner:
         return bool(self._forecast.series)
 
     def budget(self, seconds: float | None, device: int | None, host: int | None) -> Budget:
-        """The limits given, and where none is what this machine has free now. On a CPU the device's memory is the host's."""
+        """The limits given, and where none is what is free now or held by this process: it renders itself, or ends before the
+        render begins. On a CPU the device's memory is the host's.
+        """
+        free = host_free()
+        there = None if free is None else free + (host_now() or 0)
         if self.device.type != "cpu":
-            return Budget(seconds, device or device_free(self.device), host or host_free())
+            room = device_free(self.device)
+            return Budget(seconds, device or (None if room is None else room + (device_now(self.device) or 0)), host or there)
         given = [limit for limit in (device, host) if limit]
-        return Budget(seconds, None, min(given) if given else host_free())
+        return Budget(seconds, None, min(given) if given else there)
 
     def plan(self, request: Request, batch: int = 1, budget: Budget = UNLIMITED) -> Plan:
         """Predict `batch` clips of `request`, run as `budget`'s memory makes them run. Reads and loads nothing."""
@@ -185,10 +215,10 @@ class Planner:
             phases.append(self._phase("mux", pixels, None))
         stages = ((small, groups), (latent, again)) if two else ((latent, groups),)
         peaks = [self._peaks(Footprint(grid, sound, self._rows(these), batch), budget) for grid, these in stages]
-        device = None if peaks[0][0] is None else max(device for device, _ in peaks)
+        device, host = (_Highest.of([stage[place] for stage in peaks]) for place in (0, 1))
         forwards = sum(len(plan.legs) * n for plan, n in (groups + again).items())
         first_size = (first.width, first.height) if two else None
-        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, max(host for _, host in peaks), self._notes(), first_size)
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes(), first_size)
 
     def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
         """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
@@ -267,43 +297,59 @@ class Planner:
             beyond = beyond or guess.extrapolated
         return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond, (least, most) if known else None)
 
-    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[int | None, int]:
+    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[Peak | None, Peak]:
         """Most bytes on the device (None on a CPU) and on the host. Parts stay loaded until another needs their room."""
         models, on_cpu = self.models, self.device.type == "cpu"
-        baseline = self._host_baseline()
+        place = "host" if on_cpu else "device"  # where weights lie
         capacity = device_total(self.device) if budget.device is None else budget.device
         if on_cpu:
-            capacity = None if budget.host is None else max(0, budget.host - baseline)
+            capacity = None if budget.host is None else max(0, budget.host - max(self._baseline, self._outside or 0))
+        device, host = _Highest(), _Highest()
+        if not on_cpu:
+            self._reach_host(host, LOADING, 0, 0, HOST_LEAST)
         loaded: dict[str, int] = {}
-        device = host = 0
         for phase, part in PARTS.items():
-            loaded[part] = models.held[part]
-            working = self._working(phase, clip, None)
-            beside = working["host"] if on_cpu else 0
-            if capacity is not None and sum(loaded.values()) + working["device"] + beside > capacity:
-                loaded = {part: loaded[part]}
-                working = self._working(phase, clip, max(0, capacity - loaded[part] - beside))
-            device = max(device, sum(loaded.values()) + working["device"])
-            host = max(host, baseline + working["host"] + (sum(loaded.values()) + working["device"] if on_cpu else 0))
-        return (None if on_cpu else device), host
+            loaded[part] = weights = models.held[part]
+            working = clip.working(phase, models, self.device.type, None)
+            size, off, _ = self._expected(place, phase, working[place])
+            if capacity is not None and sum(loaded.values()) + max(working[place], size + off) > capacity:
+                loaded = {part: weights}
+                working = clip.working(phase, models, self.device.type, max(0, capacity - weights))
+            held = sum(loaded.values())
+            if not on_cpu:
+                size, off, basis = self._expected("device", phase, working["device"])
+                device.reach(held + size, max(held + size + off, weights + working["device"]), f"in {phase}, {basis}")
+            self._reach_host(host, phase, working["host"], held * on_cpu, weights * on_cpu)
+        if self._writes:
+            self._reach_host(host, WRITING, clip.working(WRITING, models, self.device.type, None)["host"], sum(loaded.values()) * on_cpu, 0)
+        return (None if on_cpu else device.peak), host.peak
 
-    def _working(self, phase: str, clip: Footprint, room: int | None) -> dict[str, int]:
-        """Bytes beside the weights: arithmetic, corrected by what this device's records measured, but not beyond TRUST: a
-        process that held memory already hides what a phase takes, and one size tells little about another."""
-        estimate = clip.working(phase, self.models, self.device.type, room)
-        corrected = {}
-        for place, size in estimate.items():
-            measured = self._memory.get((phase, place))
-            if measured and size:
-                least, most = (factor * size for factor in TRUST)
-                size = int(min(max(rate_of(measured, "byte").seconds(size), least), most))
-            corrected[place] = size
-        return corrected
+    def _reach_host(self, host: _Highest, phase: str, arithmetic: int, held: int, asked: int) -> None:
+        """held: bytes of weights on the host; asked: beside `arithmetic`, without which the engine does not start the phase."""
+        size, off, basis = self._expected("host", phase, arithmetic)
+        reached = self._baseline + held + size
+        host.reach(reached, max(reached + off, self._baseline + arithmetic + asked), f"in {phase}, {basis}")
+        if self._outside is not None:
+            size, off, basis = self._expected("again", phase, arithmetic)
+            reached = self._outside + held + size
+            host.reach(reached, reached + off, f"in {phase}, on top of what this process holds, {basis}")
 
-    def _host_baseline(self) -> int:
-        """The process before it loads: measured in records, else this process now."""
-        starts = [run.phases[0]["host_before"] for run in self._runs if run.phases and run.phases[0]["host_before"]]
-        return int(statistics.median(starts)) if starts else host_now() or 1 << 30
+    def _expected(self, place: str, phase: str, arithmetic: int) -> tuple[int, int, str]:
+        """Bytes beside the weights, how many more the measurements leave open, and what they rest on. place: "device", "host"
+        above a new process, or above one that rendered before ("again").
+        """
+        line = self._lines[place].get(phase)
+        if line is not None:
+            return line.at(arithmetic), int(line.off), f"by {line.basis(arithmetic)}"
+        new = self._lines["host"].get(phase)  # memory that a process took once serves again; what grows with the clip comes on top
+        if place == "again" and new is not None:
+            return int(min(new.slope * arithmetic, new.at(arithmetic))), int(new.off), "by measurements of new ones"
+        return arithmetic + (GROWTH if place == "host" else 0), 0, "by arithmetic"
+
+    @cached_property
+    def _baseline(self) -> int:
+        """A process before it loads: measured in records, else the one that will render, else this one."""
+        return process_before(self._runs) or self._outside or host_now() or 1 << 30
 
     def _notes(self) -> tuple[str, ...]:
         if self.has_records:
@@ -315,8 +361,25 @@ class Planner:
         )
 
 
-TRUST = (0.8, 2.0)  # records may move the arithmetic of working memory between these factors of it
-PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
+class _Highest:
+    """The highest of the phases' peaks, and the most that must be there for one."""
+
+    def __init__(self) -> None:
+        self.peak = Peak(0, 0, "")
+
+    @staticmethod
+    def of(peaks: Sequence[Peak | None]) -> Peak | None:
+        """Of several stages; None where they have none."""
+        highest = _Highest()
+        for peak in peaks:
+            if peak is None:
+                return None
+            highest.reach(peak.bytes, peak.need, peak.basis)
+        return highest.peak
+
+    def reach(self, reached: int, need: int, basis: str) -> None:
+        need = max(self.peak.need, need)
+        self.peak = Peak(reached, need, basis) if reached > self.peak.bytes else replace(self.peak, need=need)
 
 
 def plans_of(request: Request, blocks: int) -> list[LegPlan | None]:

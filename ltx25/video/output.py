@@ -46,7 +46,7 @@ class FrameOutput:
         if device.type == "cuda":
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ltx25-frames")
             self._stream = torch.cuda.Stream(device)
-            floats = max(_SLOT_BYTES // 4, out[0].numel())
+            floats = _slot_bytes(*out.shape[1:3]) // 4
             self._slots = [torch.empty(floats, dtype=torch.float32, pin_memory=True) for _ in range(_SLOTS)]
 
     def __enter__(self) -> FrameOutput:
@@ -107,6 +107,15 @@ class FrameOutput:
             for frame in mapped:  # one at a time: a curve takes several times the memory of what it bends
                 frame.copy_(self._light(frame))
         return mapped
+
+
+def copying_bytes(height: int, width: int) -> int:
+    """Page-locked host memory that frames of this size, px, leave a CUDA device through."""
+    return _SLOTS * _slot_bytes(height, width)
+
+
+def _slot_bytes(height: int, width: int) -> int:
+    return max(_SLOT_BYTES, height * width * 3 * 4)
 
 
 def _landed(sent: torch.cuda.Event, slot: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

@@ -54,3 +54,10 @@ def test_reading_a_length_holds_no_more_than_it_asked_for(asked, tokens):
 
     said, held = asked(work)
     assert 0.5 * said < held < said
+
+
+@pytest.mark.parametrize("seconds", [1, 6])
+def test_decoding_sound_holds_no_more_than_it_asked_for(asked, seconds):
+    latent = torch.randn(1, 8, 25 * seconds + 1, 16)
+    said, held = asked(lambda e: e.decode_audio(latent, None, Watch()))
+    assert 0.5 * said < held < said

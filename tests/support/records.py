@@ -57,18 +57,24 @@ def law_seconds(linear: float, attention: float) -> float:
 
 
 def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, steps: int = 6, slower: float = 1.0, noise: float = 0.0,
-           device: str = "Toy card", warm_up: float = 2.0, stop: int | None = None, seed: int = 0) -> RunRecord:  # fmt: skip
-    """One guided render; `stop`: raise RuntimeError in that step (0-based). `slower` multiplies forwards only."""
+           device: str = "Toy card", warm_up: float = 2.0, stop: int | None = None, seed: int = 0,
+           grown: int = 0, held: int = 0, streams: bool = False) -> RunRecord:  # fmt: skip
+    """One guided render; `stop`: raise RuntimeError in that step (0-based). `slower` multiplies forwards only.
+
+    grown: host bytes that a render takes whatever the clip; held: of earlier renders of the process.
+    """
     chance = random.Random(seed)
     tokens = {"video": ((frames - 1) // 8 + 1) * (height // 32) * (width // 32), "audio": max(1, round(frames / 24 * 25))}
     facts = request_facts(
         width=width, height=height, frames=frames, frame_rate=24.0, batch=1, tokens=tokens, steps=steps, legs=[leg.value for leg in Leg],
         forwards=4 * steps, settings={"seed": seed},
     )  # fmt: skip
-    record = RunRecord(folder, {"device": device, "device_type": "cuda", "torch": "2.13", "pack": "0.1.0", **facts})
+    process = {"first": HOST, "now": HOST + held}
+    record = RunRecord(folder, {"device": device, "device_type": "cuda", "torch": "2.13", "pack": "0.1.0", "process": process, **facts})
     memory = Memory()
+    memory.host += held
     watch = Watch([record], memory)
-    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bfloat16", batched=True)
+    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bfloat16", batched=True, **({"residency": "stream"} if streams else {}))
     group = law_seconds(work["work"][0]["linear"], work["work"][0]["attention"])
     with record:
         with watch.phase("load.read", total=40 << 30, unit="byte") as phase:
@@ -93,7 +99,7 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
                 clock.sleep(0.1 + 2e-9 * width * height * frames)
                 phase.tick()
             phase.peak_device = memory.device + 2000 * width * height
-            phase.peak_host = HOST + PER_OUTPUT * width * height * frames
+            phase.peak_host = memory.host + grown + PER_OUTPUT * width * height * frames
         with watch.phase("decode.audio", total=10, unit="layer") as phase:
             clock.sleep(0.05)
             phase.tick(10)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
+from comfyui_ltx25.ltx25.instrument import header as about
 from comfyui_ltx25.ltx25.instrument.header import machine, request_facts
 from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.meter import DeviceMeter
@@ -76,6 +77,18 @@ def test_header_holds_machine_files_geometry_and_settings(tmp_path):
     assert header["driver"] is None  # a CPU has none: null, not missing
     assert header["pack"] and header["forwards"] == 120 and header["tokens"]["video"] == 1344
     assert header["settings"] == {"seed": 3, "stg_blocks": "28"}
+
+
+def test_the_header_tells_what_the_process_held_at_its_first_run_and_what_at_this_one(tmp_path, monkeypatch):
+    """What a run adds to a process that rendered before is not what it would add to a new one."""
+    monkeypatch.setattr(about, "_FIRST", {})
+    told = []
+    for now in (100, 300):
+        monkeypatch.setattr(about, "host_now", lambda now=now: now)
+        with RunRecord(tmp_path, machine(torch.device("cpu"))) as record:
+            pass
+        told.append(read_run(record.path).header["process"])
+    assert told == [{"first": 100, "now": 100}, {"first": 100, "now": 300}]
 
 
 def test_h2_a_failed_run_says_where_it_stopped(tmp_path):
