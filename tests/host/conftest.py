@@ -90,7 +90,7 @@ def placed(host):
         path.unlink()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def api():
     """A fresh copy of a workflow in API format, by name."""
 
@@ -100,7 +100,7 @@ def api():
     return load
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def find():
     """The id of the one node of a class (and title) in an API prompt."""
 
@@ -113,7 +113,7 @@ def find():
     return of
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def inspect():
     """Add a node that tells what an output holds; `seen(run)` reads it."""
 

@@ -3,6 +3,7 @@
 import io
 import itertools
 
+import pytest
 from PIL import Image
 
 BARS = {  # class -> phase that its bar counts
@@ -13,17 +14,19 @@ BARS = {  # class -> phase that its bar counts
 }
 
 
-def fresh(api, find, host, **sampler):
-    """A run in which every node of ours works: nothing cached, nothing loaded."""
+@pytest.fixture(scope="module")
+def fresh(host, api, find):
+    """A prompt and its run, in which every node of ours works: nothing cached, nothing loaded."""
     host.free()
     prompt = api()
-    prompt[find(prompt, "LTX25Sampler")]["inputs"].update(sampler)
-    return prompt, host.run(prompt)
-
-
-def test_h1_h2_every_working_node_names_its_phases_and_counts_to_its_total(host, api, find):
-    prompt, run = fresh(api, find, host, seed=101)
+    prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 101
+    run = host.run(prompt)
     assert run.ok, run.error
+    return prompt, run
+
+
+def test_h1_h2_every_working_node_names_its_phases_and_counts_to_its_total(fresh):
+    prompt, run = fresh
     for key, node in prompt.items():
         if node["class_type"] not in BARS:
             continue
@@ -49,8 +52,8 @@ def test_n5_forwards_reported_are_forwards_run(host, api, find, inspect):
     assert any("left (from 1 step)" in text or "left (from 2 steps)" in text for text in texts), texts
 
 
-def test_loading_inside_a_node_shows_as_text_while_the_bar_stands_still(host, api, find):
-    prompt, run = fresh(api, find, host, seed=103)
+def test_loading_inside_a_node_shows_as_text_while_the_bar_stands_still(fresh, find):
+    prompt, run = fresh
     sampler = find(prompt, "LTX25Sampler")
     loading = [t for t, text in run.texts(sampler) if text.startswith("load.read transformer ")]
     assert loading
@@ -58,8 +61,8 @@ def test_loading_inside_a_node_shows_as_text_while_the_bar_stands_still(host, ap
     assert any(text.startswith("load.read transformer ") and text.endswith("B/s") for _, text in run.texts(sampler))
 
 
-def test_no_silence_of_a_second_from_the_first_node_to_the_last(host, api, find):
-    _, run = fresh(api, find, host, seed=104)
+def test_no_silence_of_a_second_from_the_first_node_to_the_last(fresh):
+    _, run = fresh
     times = [event.t for event in run.events]
     assert max(b - a for a, b in itertools.pairwise(times)) < 1.0
 
@@ -78,7 +81,7 @@ def test_v1_v2_a_picture_of_the_video_half_comes_once_per_step_when_previews_are
     sampler = find(prompt, "LTX25Sampler")
     for seed, method, wanted in ((105, "latent2rgb", 4), (106, "auto", 4), (107, "taesd", 4), (108, "none", 0)):
         prompt[sampler]["inputs"]["seed"] = seed
-        run = host.run(prompt, preview_method=method)
+        run = host.run(prompt, preview_method=method, targets=[find(prompt, "PreviewAny")])
         assert run.ok
         assert [preview.node for preview in run.previews] == [sampler] * wanted, method
         for preview in run.previews:

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -246,6 +247,9 @@ def test_a_dropped_engine_takes_its_stream_along():
     gc.disable()
     try:
         del small
+        until = time.monotonic() + 10  # the thread that brought the last block lets go of it when its turn comes
+        while stack() is not None and time.monotonic() < until:
+            time.sleep(0.01)
         assert stack() is None and block() is None
     finally:
         gc.enable()
