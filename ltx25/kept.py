@@ -23,7 +23,8 @@ FORMAT = "ltx25 latent 1"
 class Kept:
     """video (B, C, t, h, w) and audio (B, c, n, bins), float32 CPU; frame_rate in frames/s; item i was made with seed + i.
 
-    files: the model it was made with, by path. transfer: how its frames are to be decoded (hdr.TRANSFERS).
+    files: the model it was made with, by path. transfer: how its frames are to be decoded (hdr.TRANSFERS). record: the path
+    of its run's, "" where none could be written.
     """
 
     video: torch.Tensor
@@ -32,6 +33,7 @@ class Kept:
     seed: int
     files: Files
     transfer: str
+    record: str
 
     def save(self, output: Path) -> Path | None:
         """Write it beside `output`, or where that has no room into the folder for temporary files; None: nowhere.
@@ -43,6 +45,7 @@ class Kept:
             "frame_rate": str(self.frame_rate),
             "seed": str(self.seed),
             "transfer": self.transfer,
+            "record": self.record,
             "files": json.dumps({slot: str(Path(path).absolute()) for slot, path in vars(self.files).items()}),
         }
         for folder in (output.parent, Path(tempfile.gettempdir())):
@@ -65,6 +68,6 @@ class Kept:
         read_tensors(header, tensors, lambda read: None)
         try:
             files = Files(**{slot: Path(name) for slot, name in json.loads(metadata["files"]).items()})
-            return Kept(tensors["video"], tensors["audio"], check_frame_rate(float(metadata["frame_rate"])), int(metadata["seed"]), files, check_transfer(metadata["transfer"]))
+            return Kept(tensors["video"], tensors["audio"], check_frame_rate(float(metadata["frame_rate"])), int(metadata["seed"]), files, check_transfer(metadata["transfer"]), metadata.get("record", ""))
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"{path} is damaged ({error}); its clip has to be sampled again.") from None

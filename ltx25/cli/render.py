@@ -163,14 +163,14 @@ def _render(
     again = () if second is None else told.pictures_at(request.video, engine, watch)
     job = replace(job, audio=audio, conditions=(*seen, *heard), positive=positive, negative=negative)
     clip = engine.sample(job, watch, how.profile)
-    files = chosen_files(how)[0]
+    made_by = (request.frame_rate, request.seed, chosen_files(how)[0], how.transfer, str(record.path or ""))
     if second is not None:
-        with keeping(Kept(clip.video, clip.audio, request.frame_rate, request.seed, files, how.transfer), output, FIRST_STAGE):
+        with keeping(Kept(clip.video, clip.audio, *made_by), output, FIRST_STAGE):
             clip = second.refine(job, clip, (*again, *heard), watch)
     for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices)):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
-    kept = Kept(clip.video, clip.audio, request.frame_rate, request.seed, files, how.transfer)
+    kept = Kept(clip.video, clip.audio, *made_by)
     with keeping(kept, output):
         return finish(engine, kept, how.tiling, output, record, watch, told.soundtrack(request))
 

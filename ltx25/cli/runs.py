@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from PIL.PngImagePlugin import PngInfo
+
 from ..errors import FileError, InputError
 from ..instrument.compare import Change, compare, differences, same_request
 from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, phase_rates
@@ -70,7 +72,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _plot(arguments: argparse.Namespace) -> int:
     run = _find(runs_folder(arguments.runs), arguments.record)
     target = Path(arguments.output) if arguments.output else run.path.with_suffix(".png")
-    plot_run(run).save(target)
+    named = PngInfo()
+    named.add_itxt("record", os.fsencode(run.path).decode("utf-8", "replace"))
+    plot_run(run).save(target, pnginfo=named if target.suffix.lower() == ".png" else None)
     print(target)
     return 0
 

@@ -85,7 +85,7 @@ def test_m1_a_latent_outlives_a_failure_behind_it_and_decodes_to_the_same_clip(h
 @pytest.fixture
 def kept():
     draw = torch.Generator().manual_seed(0)
-    return Kept(torch.randn(2, 128, 2, 2, 2, generator=draw), torch.randn(2, 8, 9, 16, generator=draw), 23.976, 7, files(), SDR)
+    return Kept(torch.randn(2, 128, 2, 2, 2, generator=draw), torch.randn(2, 8, 9, 16, generator=draw), 23.976, 7, files(), SDR, "runs/this.jsonl")
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_where_the_latent_is(kept, tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_it_is_on_disk_before_anything_can_kill_the_process(kept, tmp_path):
 def test_what_was_kept_comes_back_bit_for_bit(kept, tmp_path):
     again = Kept.read(kept.save(tmp_path / "clip.mp4"))
     assert torch.equal(again.video, kept.video) and torch.equal(again.audio, kept.audio)
-    assert (again.frame_rate, again.seed, again.files, again.transfer) == (kept.frame_rate, kept.seed, kept.files, SDR)
+    assert (again.frame_rate, again.seed, again.files, again.transfer, again.record) == (kept.frame_rate, kept.seed, kept.files, SDR, "runs/this.jsonl")
 
 
 def test_a_full_disk_sends_it_to_the_folder_for_temporary_files(kept, tmp_path, monkeypatch, capsys):

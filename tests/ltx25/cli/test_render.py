@@ -104,6 +104,11 @@ def test_v_phases_are_recorded_in_order_and_forwards_are_all_there(clip):
     assert forwards[-1]["last"] == forwards[-1]["of"] == 4 * render.TINY_DEFAULTS["steps"]
     assert lines[-1]["status"] == "done"
     assert lines[0]["geometry"]["frames"] == render.TINY_DEFAULTS["frames"]
+    for slot, file in lines[0]["files"].items():
+        assert slot in SLOTS and file["bytes"] > 1000 and file["name"].endswith(".safetensors") and len(file["header"]) == 64
+    assert lines[0]["tokens"].keys() == {"video", "audio"} and lines[0]["text"] == 1024 and len(lines[0]["legs"]) == 4
+    assert lines[0]["settings"]["steps"] == lines[0]["steps"] == render.TINY_DEFAULTS["steps"]
+    assert 0 < lines[0]["process"]["first"] <= lines[0]["process"]["now"] or lines[0]["process"]["now"] is None
     assert "A cat on a table" not in path.read_text()  # prompts are kept only where asked for
 
 
@@ -217,12 +222,23 @@ def test_linear_light_is_a_folder_of_exr_frames_with_the_sound(here, curve):
     assert (got - want).abs().mean() < 0.03 < (torch.stack(frames) - picture).abs().mean()
     facts = json.loads((out / "clip.json").read_text())
     assert (facts["frame_rate"], facts["frames"], facts["seed"]) == (24.0, 9, "0")
+    assert facts["record"] == str(sorted((here / "runs").glob("*.jsonl"))[-1])
     with wave.open(str(out / "sound.wav")) as sound:
         assert sound.getnframes() == clip_samples(9, 24)
 
 
 def test_linear_light_does_not_go_into_an_mp4(here, capsys):
     assert "a folder of EXR frames; use" in refused(here, capsys, "--transfer", "LogC3")
+
+
+def test_a_profiled_render_says_where_a_step_goes_and_what_the_device_can_do(here, capsys):
+    rendered(here, *SMALL, "--profile")
+    shown = capsys.readouterr().err
+    for word in ("matrix products", "attention", "element-wise", "copies", "host gaps", "TFLOP/s", "GB/s", "kernels"):
+        assert word in shown
+    (path,) = (here / "runs").glob("*.jsonl")
+    (split,) = [line for line in map(json.loads, path.read_text().splitlines()) if line["event"] == "profile"]
+    assert sum(split["shares"].values()) == pytest.approx(1, abs=0.02) and split["device_busy"] <= split["wall"]
 
 
 def test_distilled_recipe_runs_one_forward_per_step(here, capsys):

@@ -263,6 +263,7 @@ def test_plot_is_a_readable_picture_of_1280_px(ltx25, records, tmp_path):
     assert status == 0 and text.strip() == str(target)
     image = Image.open(target)
     assert image.width == 1280 and image.height > 300 and image.mode == "RGB"
+    assert image.info["record"] == str(records[2].path)
     pixels = np.asarray(image).reshape(-1, 3)
     for colour in ((222, 148, 60), (126, 140, 158), (112, 96, 176), (178, 62, 38)):  # sample, load, decode, device memory
         assert (pixels == colour).all(1).sum() > 50
