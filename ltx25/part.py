@@ -20,7 +20,7 @@ from torch import nn
 
 from ..kernels.quantise import matrix_workspace
 from .checkpoint import Header, check, decode, fill, held_bytes, read_tensors, stored_parameters
-from .content import ALIGNED, Content
+from .content import ALIGNED, Content, Packed
 from .device import release
 from .formats import Held
 from .instrument import Phase, Watch
@@ -117,6 +117,7 @@ class Part:
         self._modules: dict[str, nn.Module] = {}
         self._stack: BlockStack | None = None
         self._blocks_file: _BlocksFile | None = None
+        self._resting: dict[int, Packed] = {}  # blocks in host memory of a part that left the device
         self._loaded = False
         slots: tuple[int, ...] = ()
         for piece in self.pieces:
@@ -237,7 +238,7 @@ class Part:
         if self._loaded and not (self.streams and kept == len(self._block_bytes)):
             return
         try:
-            if self._modules or kept < len(self._block_bytes) or self.making:  # block by block, what is rounded fits where all of it would not
+            if self._modules or self._resting or kept < len(self._block_bytes) or self.making:  # block by block, what is rounded fits where all of it would not
                 self._load_blocks(kept, watch)
             else:
                 self._load_whole(watch)
@@ -281,6 +282,7 @@ class Part:
 
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
+        self._resting = {}
         if not self._modules:
             return
         self.forget()
@@ -288,6 +290,17 @@ class Part:
             self._stack.end()
         self._stack, self._modules, self._loaded = None, {}, False
         release(self.device)
+
+    def rest(self) -> None:
+        """Leave the device as `unload` does, but keep the blocks that are parked in host memory for the next `load`."""
+        resting = self._resting if self._stack is None else self._stack.parked_blocks()
+        self.unload()
+        self._resting = resting
+
+    @property
+    def rests(self) -> bool:
+        """Whether host memory holds blocks of it while it is not on the device."""
+        return bool(self._resting)
 
     @contextlib.contextmanager
     def at_its_least(self) -> Iterator[None]:
@@ -357,7 +370,7 @@ class Part:
         every = range(len(self._block_bytes))
         stay = _staying(every, frozenset() if self._stack is None else self._stack.kept, kept)
         turns = [block for block in every if block not in stay]
-        parked = frozenset() if self._stack is None else self._stack.parked
+        parked = frozenset(self._resting) if self._stack is None else self._stack.parked
         parking = host_has_room(sum(self._block_bytes[block] for block in turns if block not in parked), self.device)
         facts = {"residency": "stream", "kept_blocks": kept, "source": "host memory" if parking else "file"} if turns else {"residency": "resident"}
         there = parked if self._stack is None else self._stack.kept | parked
@@ -427,7 +440,8 @@ class Part:
         self._blocks_file = _BlocksFile(piece, self.device)
         lanes = piece.blocks.lanes
         file, blocks = self._blocks_file, module.get_submodule(piece.blocks.path)
-        return BlockStack(blocks, self.device, piece.blocks.stay, file.read, lambda: lanes(module), file.changed, file.room_beside)
+        parked, self._resting = self._resting, {}
+        return BlockStack(blocks, self.device, piece.blocks.stay, file.read, lambda: lanes(module), file.changed, file.room_beside, parked)
 
     def _reader(self, phase: Phase) -> Callable[[int], None]:
         started = time.monotonic()

@@ -14,9 +14,9 @@ import torch
 from .device import release
 from .instrument import Watch
 from .instrument.memory import device_free
-from .part import Blocks, Part, Piece
+from .part import Blocks, Part, Piece, host_has_room
 
-__all__ = ["Arbiter", "Blocks", "Part", "Piece", "Standalone", "free_memory", "release"]
+__all__ = ["Arbiter", "Blocks", "Part", "Piece", "Standalone", "evict", "free_memory", "make_host_room", "release"]
 
 
 UNKNOWN = 1 << 62  # bytes free where a platform does not say
@@ -49,7 +49,8 @@ class Standalone:
         if all(p.loaded for p in parts) and need > free_memory(device) + sum(p.held for p in idle):
             need = activation_bytes  # what streams now would stream still
         while idle and free_memory(device) < need:
-            idle.pop().unload()
+            evict(idle.pop())
+        make_host_room(parts, self._parts)
         for part in parts:
             short = activation_bytes - free_memory(device)
             if part.loaded and short > 0:
@@ -63,6 +64,22 @@ class Standalone:
 
     def room(self, device: torch.device) -> int:
         return free_memory(device) + sum(part.held for part in self._parts)
+
+
+def evict(part: Part) -> None:
+    """Take a part off its device for another one. What is parked of it in host memory stays there, where that is not the device."""
+    if part.device.type == "cpu":
+        part.unload()
+    else:
+        part.rest()
+
+
+def make_host_room(parts: Sequence[Part], every: Sequence[Part]) -> None:
+    """Let go of the host memory of parts that left the device, where `parts`, about to be loaded, may want it for their blocks."""
+    need = sum(part.bytes - part.held for part in parts if not part.loaded and not part.rests)
+    for part in every:
+        if need and part.rests and part not in parts and not host_has_room(need, part.device):
+            part.unload()
 
 
 def free_memory(device: torch.device) -> int:

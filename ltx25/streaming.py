@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -83,13 +84,14 @@ class BlockStack:
         lanes: Callable[[], Sequence[torch.cuda.Stream]],
         change: Change = _unchanged,
         beside: Callable[[int], int] = lambda block: 0,
+        parked: Mapping[int, Packed] = MappingProxyType({}),
     ) -> None:
         """stay: patterns of parameters of `blocks` that never leave the device and are filled elsewhere.
 
         fill(i): read block i onto the device, in any thread, on its current stream: a module like block i that holds it.
         lanes(): the streams blocks run on beside the current one. change(i, content): what block i runs with, made of its
         content on the device, which may be written to, and the bytes that had to come for it; called as `fill` is.
-        beside(i): the most bytes that such a change adds to what is in the slot.
+        beside(i): the most bytes that such a change adds to what is in the slot. parked: blocks that host memory holds.
         Raises InputError when there is nothing to stream.
         """
         if not blocks:
@@ -103,7 +105,7 @@ class BlockStack:
         self._change = change
         self._beside = beside
         self._kept: set[int] = set()
-        self._parked: dict[int, Packed] = {}
+        self._parked = dict(parked)
         self._order: list[int] = []  # blocks that take turns
         self._coming: deque[_Coming] = deque()
         self._free: deque[_Slot] = deque()
@@ -126,6 +128,10 @@ class BlockStack:
     @property
     def parked(self) -> frozenset[int]:
         return frozenset(self._parked)
+
+    def parked_blocks(self) -> dict[int, Packed]:
+        """Their contents as the file has them, for a stack of the same blocks."""
+        return dict(self._parked)
 
     @property
     def streams(self) -> bool:

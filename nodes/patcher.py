@@ -12,7 +12,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ..ltx25.instrument import Watch
-from ..ltx25.residency import Part
+from ..ltx25.residency import Part, evict, make_host_room
 
 
 class HostArbiter:
@@ -22,16 +22,17 @@ class HostArbiter:
         """`freed()` is called when the host takes the last loaded part off the device outside of our own phases."""
         self.patchers = {part.name: PartPatcher(part, self) for part in parts}
         self._freed = freed
-        self._loading = False
+        self.loading = False  # a phase of ours is bringing parts to the device
         self.activation = 0  # bytes the last phase asked for beside its parts
 
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`; the host evicts others until `activation_bytes` of working memory are free beside them."""
         wanted = [self._patcher(part) for part in parts]
         self._make_room_on_cpu(wanted, activation_bytes)
+        make_host_room(parts, [patcher.part for patcher in self.patchers.values()])
         for patcher in wanted:
             patcher.watch = watch
-        self._loading, self.activation = True, activation_bytes
+        self.loading, self.activation = True, activation_bytes
         try:
             mm.load_models_gpu(wanted, memory_required=activation_bytes, force_full_load=True)
         except BaseException:
@@ -39,10 +40,10 @@ class HostArbiter:
             listed = mm.loaded_models()
             for patcher in wanted:
                 if patcher not in listed:
-                    patcher.detach()
+                    patcher.part.unload()
             raise
         finally:
-            self._loading = False
+            self.loading = False
             for patcher in wanted:
                 patcher.watch = None
 
@@ -72,8 +73,11 @@ class HostArbiter:
         return self.patchers[part.name]
 
     def unloaded(self) -> None:
-        """A part left the device."""
-        if not self._loading and not any(patcher.loaded_size() for patcher in self.patchers.values()):
+        """The host took a part off the device for itself: host memory of those that left before goes as well."""
+        for patcher in self.patchers.values():
+            if patcher.part.rests:
+                patcher.part.unload()
+        if not any(patcher.loaded_size() for patcher in self.patchers.values()):
             self._freed()
 
 
@@ -128,8 +132,11 @@ class PartPatcher(ModelPatcher):
     def detach(self, unpatch_all=True):
         # The host also calls this, with False, on models it is about to list anew: those weights stay.
         if unpatch_all and self.part.held:
-            self.part.unload()
             arbiter = self._arbiter()
+            if arbiter is not None and arbiter.loading:  # for another part of ours, which will want it back
+                evict(self.part)
+                return self.model
+            self.part.unload()
             if arbiter is not None:
                 arbiter.unloaded()
         return self.model

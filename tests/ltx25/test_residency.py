@@ -6,7 +6,7 @@ from comfyui_ltx25.ltx25 import part as parts
 from comfyui_ltx25.ltx25 import residency
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, open_parts
-from comfyui_ltx25.ltx25.residency import Standalone
+from comfyui_ltx25.ltx25.residency import Part, Standalone
 from comfyui_ltx25.tests.support.engine import CPU, engine, files, job
 
 
@@ -129,6 +129,57 @@ def test_a_streaming_part_becomes_whole_when_there_is_room(opened):
     whole = open_parts(files(), CPU).parts[TRANSFORMER]
     whole.load(Watch())
     assert all(torch.equal(a, b) for a, b in zip(part["dit"].state_dict().values(), whole["dit"].state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_part_that_rests_comes_back_without_reading_the_blocks_that_host_memory_holds(opened, blocks):
+    part = opened.parts[TRANSFORMER]
+    budget = part.least + blocks * part._block_bytes[0]
+    part.load(Watch(), budget)
+    part.rest()
+    assert (part.held, part.loaded, part.streams, part.rests) == (0, False, False, True)
+    sink = Phases()
+    part.load(Watch([sink]), budget)
+    (phase,) = sink.phases
+    again = part.read_bytes - sum(read for block, read in enumerate(part._block_read) if block not in part._stack.kept)
+    assert phase.name == "load.read" and phase.done == phase.total == again
+    assert part.streams and not part.rests and len(part._stack.kept) == blocks
+    part.rest()
+    part.load(Watch())
+    fresh = open_parts(files(), CPU).parts[TRANSFORMER]
+    fresh.load(Watch())
+    assert not part.streams and all(torch.equal(part["dit"].state_dict()[name], value) for name, value in weights(fresh["dit"]).items())
+    part.rest()
+    assert not part.rests and not part.held, "of a part that was whole nothing is in host memory"
+
+
+def test_prompts_on_a_small_card_read_the_tower_once(opened, card, monkeypatch):
+    """Tower and connectors do not fit together, and take turns for every prompt."""
+    monkeypatch.setattr(residency, "evict", Part.rest)  # as on a card: the pretended one is host memory
+    text, connectors = opened.parts[TEXT], opened.parts[CONNECTORS]
+    arbiter, sink = Standalone((text, connectors)), Phases()
+    for part in (text, connectors) * 2:
+        card(part.least + 1000, text, connectors)
+        arbiter.ready([part], 1000, Watch([sink]))
+    reads = [phase.done for phase in sink.phases if phase.facts["part"] == TEXT]
+    assert reads == [text.read_bytes, text.read_bytes - sum(text._block_read)] and not text.held and text.rests
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_resting_part_leaves_host_memory_to_one_that_is_about_to_stream(opened, monkeypatch, room):
+    text, dit = opened.parts[TEXT], opened.parts[TRANSFORMER]
+    text.load(Watch(), text.least)
+    text.rest()
+    monkeypatch.setattr(parts, "host_free", lambda: parts.HOST_SPARE + (dit.bytes if room else dit.bytes - 1))
+    residency.make_host_room([dit], [text, dit])
+    assert text.rests == room
+
+
+def test_on_a_device_that_is_host_memory_an_evicted_part_keeps_nothing(opened):
+    part = opened.parts[TRANSFORMER]
+    part.load(Watch(), part.least)
+    residency.evict(part)
+    assert not part.held and not part.rests
 
 
 def test_m2_blocks_are_parked_only_where_the_host_has_room_to_spare(opened, monkeypatch):
