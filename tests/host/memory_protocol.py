@@ -41,7 +41,7 @@ class Part:
 
     def __init__(self, name, gigabytes, blocks=0):
         self.name, self.wanted, self.blocks, self.device, self.fail = name, gigabytes * GB, blocks, CARD, None
-        self.held, self.loaded = 0, False
+        self.bytes, self.held, self.loaded, self.rests = self.wanted, 0, False, False
         ALLOCATED.add(self)
 
     @property
@@ -54,7 +54,7 @@ class Part:
         if self.loaded and not (self.streams and budget >= self.wanted):
             return
         self.held = self.wanted if budget >= self.wanted else max(self.wanted - self.blocks * GB, budget // GB * GB)
-        self.loaded = True
+        self.loaded, self.rests = True, False
 
     def shrink(self, size):
         freed = -(-size // GB) * GB
@@ -64,7 +64,12 @@ class Part:
         return freed
 
     def unload(self):
-        self.held, self.loaded = 0, False
+        self.held, self.loaded, self.rests = 0, False, False
+
+    def rest(self):
+        parked = self.streams
+        self.unload()
+        self.rests = parked
 
 
 class Model:
@@ -170,4 +175,15 @@ for state in (mm.VRAMState.LOW_VRAM, mm.VRAMState.NO_VRAM):
     mm.vram_state = state
     arbiter.ready([stack], 4 * GB, watch)
     out[state.name] = stack.held // GB
+mm.free_memory(1e30, CARD)
+mm.vram_state, TOTAL = mm.VRAMState.NORMAL_VRAM, 8 * GB
+text, connectors = Part("text encoder", 24, blocks=20), Part("connectors", 4)
+arbiter = HostArbiter([text, connectors], lambda: told.append("freed"))
+for part in (text, connectors):
+    arbiter.ready([part], 1 * GB, watch)
+out["tower rests"] = {"held": text.held // GB, "rests": text.rests, "connectors": connectors.loaded}
+arbiter.ready([text], 1 * GB, watch)
+arbiter.ready([connectors], 1 * GB, watch)
+mm.load_models_gpu([Native(6)], memory_required=6 * GB)
+out["a native model ends the rest"] = {"rests": text.rests, "listed": listed()}
 print(json.dumps(out))  # noqa: T201

@@ -55,6 +55,11 @@ def test_blocks_are_given_back_by_the_gigabyte_and_come_again(protocol):
     assert protocol["blocks back"] == {"held": 44, "native": 22}, "there is room for both by now"
 
 
+def test_on_a_small_card_the_tower_keeps_its_blocks_in_host_memory_until_the_host_takes_a_part_for_itself(protocol):
+    assert protocol["tower rests"] == {"held": 0, "rests": True, "connectors": True}
+    assert protocol["a native model ends the rest"] == {"rests": False, "listed": []}
+
+
 def test_m5_a_small_card_keeps_what_fits_beside_the_working_memory_and_no_one_leaves_for_more(protocol):
     small = protocol["blocks on a small card"]
     assert 4 < small["held"] < 24 and small["left"] >= 4 and small["room"] >= 23
