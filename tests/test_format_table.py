@@ -1,21 +1,31 @@
-"""README's table of storage formats is what tests/support/format_errors.py measures."""
+"""README's tables of storage formats are what tests/support/format_errors.py measures."""
 
 import re
 from pathlib import Path
 
 import pytest
-from comfyui_ltx25.tests.support.format_errors import HEAD, ROWS, measured
+from comfyui_ltx25.tests.support.format_errors import (
+    ENCODER_HEAD,
+    ENCODER_ROWS,
+    HEAD,
+    ROWS,
+    measured,
+    measured_encoders,
+)
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+TABLES = {"transformer": (HEAD, ROWS, measured), "text encoder": (ENCODER_HEAD, ENCODER_ROWS, measured_encoders)}
 
 
-def test_the_table_of_formats_is_as_measured(tmp_path):
+@pytest.mark.parametrize("part", TABLES)
+def test_the_table_of_formats_is_as_measured(part, tmp_path):
     pytest.importorskip("gguf")
     pytest.importorskip("comfy_kitchen")
+    head, rows, measure = TABLES[part]
     said = {}
-    for row in README.split(HEAD)[1].split("\n\n")[0].splitlines():
+    for row in README.split(head)[1].split("\n\n")[0].splitlines():
         name, *numbers = (cell.strip() for cell in row.strip("| ").split(" | "))
         said[name] = [float(re.fullmatch(r"([\d.]+) %", number)[1]) / 100 for number in numbers]
-    assert said.keys() == ROWS.keys()
-    for name, distances in measured(tmp_path):
+    assert said.keys() == rows.keys()
+    for name, distances in measure(tmp_path):
         assert said[name] == pytest.approx(distances, rel=0.15, abs=2e-4), name  # two digits, and another machine's rounding

@@ -1,8 +1,9 @@
-"""How far a clip of the tiny checkpoint moves when its transformer is stored or multiplied in another format: README's table.
+"""How far a clip of the tiny checkpoint moves when its transformer is stored or multiplied in another format, and a prompt's
+contexts when its text encoder is: README's tables.
 
     python tests/support/format_errors.py
 
-prints it anew. The weights are random, and spread errors further than trained ones do: formats are to be compared with each
+prints them anew. The weights are random, and spread errors further than trained ones do: formats are to be compared with each
 other. Distances are relative L2 to the bf16 file's.
 """
 
@@ -23,6 +24,7 @@ from comfyui_ltx25.tests.support.tiny import tiny_files
 
 PROMPT = "A cat on a table."
 HEAD = "| transformer | prompt | picture | sound |\n|---|---:|---:|---:|\n"
+ENCODER_HEAD = "| text encoder | video context | audio context |\n|---|---:|---:|\n"
 
 # Row -> (precision, how its file is written; None: the bf16 file itself)
 Write = Callable[[Path, Path], Path]
@@ -39,6 +41,10 @@ ROWS: dict[str, tuple[str, Write | None]] = {
     "GGUF Q4_K": ("auto", lambda source, folder: write_gguf(source, folder / "q4.gguf", "Q4_K")),
     "nvfp4, decoded": ("auto", lambda source, folder: write_quantised(source, folder / "nvfp4.safetensors", "nvfp4-bare")),
 }
+ENCODER_ROWS: dict[str, Write] = {name: write for name, (precision, write) in ROWS.items() if precision == "auto"}  # the setting is the transformer's
+ENCODER_ROWS |= {  # none of its tensors is a multiple of 256 wide: K formats in rows of 256, as some converters write them
+    f"GGUF {kind}": lambda source, folder, kind=kind: write_gguf(source, folder / f"{kind}.gguf", kind, flat=True) for kind in ("Q6_K", "Q5_K", "Q4_K")
+}
 
 
 def measured(folder: Path) -> Iterator[tuple[str, tuple[float, float, float]]]:
@@ -54,10 +60,19 @@ def measured(folder: Path) -> Iterator[tuple[str, tuple[float, float, float]]]:
         yield name, (off(encoded.video, contexts.video), off(got.video, clip.video), off(got.audio, clip.audio))
 
 
-def line(name: str, distances: tuple[float, float, float]) -> str:
+def measured_encoders(folder: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Row -> distances of the prompt's video context and of its audio context."""
+    contexts = open_engine().encode(PROMPT, WATCH)
+    for name, write in ENCODER_ROWS.items():
+        got = open_engine(text_encoder=write(tiny_files().text_encoder, folder)).encode(PROMPT, WATCH)
+        yield name, (off(got.video, contexts.video), off(got.audio, contexts.audio))
+
+
+def line(name: str, distances: tuple[float, ...]) -> str:
     return f"| {name} | " + " | ".join(f"{100 * distance:.2g} %" for distance in distances) + " |"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as where:
-        sys.stdout.write(HEAD + "\n".join(line(*row) for row in measured(Path(where))) + "\n")
+        for head, rows in ((HEAD, measured), (ENCODER_HEAD, measured_encoders)):
+            sys.stdout.write(head + "\n".join(line(*row) for row in rows(Path(where))) + "\n\n")

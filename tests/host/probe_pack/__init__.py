@@ -1,5 +1,6 @@
 """Nodes of the tests: they make what no ordinary node makes, and tell in their UI output what they were given."""
 
+import gc
 import hashlib
 import json
 
@@ -164,7 +165,18 @@ class ProbeModels(io.ComfyNode):
         import comfy.model_management as mm
 
         held = [{"bytes": m.model_loaded_memory(), "size": m.model_memory(), "name": m.model.part.name} for m in mm.current_loaded_models]
-        return io.NodeOutput(ui={"models": [json.dumps(held)]})
+        return io.NodeOutput(ui={"models": [json.dumps(held)], "tensors": [tensor_bytes()]})
+
+
+def tensor_bytes():
+    """Bytes that all tensors of the process hold, storage by storage."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and not thing.is_meta and not thing.is_nested:
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def describe(value):
