@@ -37,7 +37,7 @@ from .footprint import LOADING, PARTS, WRITING, Footprint, device_lines, host_li
 from .forecast import Forecast, by_arithmetic
 from .header import device_name
 from .history import Run
-from .memory import device_free, device_now, device_total, host_free, host_now
+from .memory import device_free, device_now, device_total, host_free, host_now, is_unified
 from .models import Enlarging, Models
 from .selftest import Speed, self_test
 from .units import bytes_text, counted, rate_text, seconds_text
@@ -70,11 +70,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits; None: no limit. s, bytes."""
+    """Limits; None: no limit. s, bytes. together: of device and host, where they are one memory."""
 
     seconds: float | None
     device: int | None
     host: int | None
+    together: int | None = None
 
 
 UNLIMITED = Budget(None, None, None)
@@ -138,6 +139,10 @@ class Plan:
         for name, peak, have in (("device", self.on_device, budget.device), ("host", self.on_host, budget.host)):
             if peak is not None and have is not None and peak.need > have:
                 reasons.append(f"it needs {bytes_text(peak.need)} of {name} memory, and {bytes_text(have)} are given")
+        if self.on_device is not None and budget.together is not None:
+            need = self.on_device.need + self.on_host.need
+            if need > budget.together:
+                reasons.append(f"it needs {bytes_text(need)} of the memory that device and host share, and {bytes_text(budget.together)} are given")
         return reasons
 
 
@@ -184,7 +189,9 @@ class Planner:
         there = None if free is None else free + (host_now() or 0)
         if self.device.type != "cpu":
             room = device_free(self.device)
-            return Budget(seconds, device or (None if room is None else room + (device_now(self.device) or 0)), host or there)
+            held = device_now(self.device) or 0
+            together = None if there is None or not is_unified(self.device) else there + held
+            return Budget(seconds, device or (None if room is None else room + held), host or there, together)
         given = [limit for limit in (device, host) if limit]
         return Budget(seconds, None, min(given) if given else there)
 

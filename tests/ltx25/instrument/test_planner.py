@@ -435,6 +435,19 @@ def test_on_a_cpu_the_device_is_the_host_and_either_limit_holds():
     assert card.budget(60.0, 24 << 30, 32 << 30) == Budget(60.0, 24 << 30, 32 << 30)
 
 
+def test_where_device_and_host_are_one_memory_both_must_fit_in_it_together(bare, monkeypatch):
+    for name, value in (("device_free", 100 << 30), ("device_now", 2 << 30), ("host_free", 100 << 30), ("host_now", 1 << 30)):
+        monkeypatch.setattr(f"comfyui_ltx25.ltx25.instrument.planner.{name}", lambda *_, value=value: value)
+    for unified, together in ((False, None), (True, 103 << 30)):
+        monkeypatch.setattr("comfyui_ltx25.ltx25.instrument.planner.is_unified", lambda _, unified=unified: unified)
+        assert bare.budget(None, None, None) == Budget(None, 102 << 30, 101 << 30, together)
+    plan = bare.plan(request())
+    both = plan.on_device.need + plan.on_host.need
+    assert not plan.beyond(Budget(None, both, both, both))
+    (reason,) = plan.beyond(Budget(None, both, both, both - 1))
+    assert "that device and host share" in reason
+
+
 def test_a_cpu_plan_counts_parts_that_leave_for_each_other_where_memory_is_short():
     cpu = torch.device("cpu")
     planner = Planner(published(cpu), cpu, [], None, SPEED)
