@@ -20,8 +20,8 @@ from ..shapes import PUBLISHED_COMPRESSION, Compression
 
 @dataclass(frozen=True)
 class Models:
-    """`read` and `held`: part name -> bytes in the file, bytes on the device. `name` is what a plan calls the model;
-    `precision` the transformer's, as records say it.
+    """`read`, `held` and `least`: part name -> bytes in the file, bytes on the device, and bytes there where its blocks take
+    turns. `name` is what a plan calls the model; `precision` the transformer's, as records say it.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Models:
     compression: Compression
     read: Mapping[str, int]
     held: Mapping[str, int]
+    least: Mapping[str, int]
     precision: str
 
     @staticmethod
@@ -48,6 +49,7 @@ class Models:
             compression=opened.video.compression,
             read={name: part.read_bytes for name, part in opened.parts.items()},
             held={name: part.bytes for name, part in opened.parts.items()},
+            least={name: part.least for name, part in opened.parts.items()},
             precision=opened.precision,
         )
 
@@ -86,7 +88,9 @@ def published(device: torch.device, in_fp8: bool = False) -> Models:
     stages = (ResStack(2), Resample((2, 2, 2), 2), ResStack(2), Resample((2, 2, 2), 1), ResStack(4), Resample((2, 1, 1), 2), ResStack(6))
     read = {TEXT: 26_126_823_008, CONNECTORS: 4_032_332_800, TRANSFORMER: 37_985_180_160, VIDEO_VAE: 814_338_656, AUDIO_VAE: 321_474_516}
     held = {**read, TRANSFORMER: 24_079_685_120 if in_fp8 else 37_975_718_400, AUDIO_VAE: 642_949_032}  # the vocoder runs in float32 everywhere
+    turns = {TEXT: 5_292_786_180, TRANSFORMER: 2_401_715_456}
     if device.type == "cpu":  # weights are widened to float32 there
+        turns = {TEXT: 10_585_559_048, TRANSFORMER: 4_803_344_896}
         held = {name: n if name == AUDIO_VAE else 2 * n for name, n in held.items()}
     return Models(
         name="the published LTX-2.5 files in bf16" + (", the transformer made fp8" if in_fp8 else ""),
@@ -139,5 +143,6 @@ def published(device: torch.device, in_fp8: bool = False) -> Models:
         compression=PUBLISHED_COMPRESSION,
         read=read,
         held=held,
+        least={**held, **turns},
         precision=FP8_PRODUCTS if in_fp8 else "float32" if device.type == "cpu" else "bfloat16",
     )

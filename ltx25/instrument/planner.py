@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from ..connector import context_length
 from ..dit.modality import LegPlan
 from ..fitting import HOST_LEAST
 from ..guidance import plan_legs
+from ..part import HOST_SPARE
 from ..request import Request
 from ..sampler import sampler_of
 from ..schedule import STAGE_2
@@ -225,7 +226,7 @@ class Planner:
         device, host = (_Highest.of([stage[place] for stage in peaks]) for place in (0, 1))
         forwards = sum(len(plan.legs) * n for plan, n in (groups + again).items())
         first_size = (first.width, first.height) if two else None
-        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, self._notes(), first_size)
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, (*self._notes(), *_taking_turns(set().union(*(stage[2] for stage in peaks)))), first_size)
 
     def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
         """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
@@ -304,8 +305,10 @@ class Planner:
             beyond = beyond or guess.extrapolated
         return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond, (least, most) if known else None)
 
-    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[Peak | None, Peak]:
-        """Most bytes on the device (None on a CPU) and on the host. Parts stay loaded until another needs their room."""
+    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[Peak | None, Peak, set[str]]:
+        """Most bytes on the device (None on a CPU) and on the host, and the parts whose blocks take turns because they do not
+        fit whole. Parts stay loaded until another needs their room.
+        """
         models, on_cpu = self.models, self.device.type == "cpu"
         place = "host" if on_cpu else "device"  # where weights lie
         capacity = device_total(self.device) if budget.device is None else budget.device
@@ -315,21 +318,33 @@ class Planner:
         if not on_cpu:
             self._reach_host(host, LOADING, 0, 0, HOST_LEAST)
         loaded: dict[str, int] = {}
+        turns: set[str] = set()
+        parked = 0
         for phase, part in PARTS.items():
             loaded[part] = weights = models.held[part]
             working = clip.working(phase, models, self.device.type, None)
             size, off, _ = self._expected(place, phase, working[place])
             if capacity is not None and sum(loaded.values()) + max(working[place], size + off) > capacity:
-                loaded = {part: weights}
+                loaded, parked = {part: weights}, 0
                 working = clip.working(phase, models, self.device.type, max(0, capacity - weights))
+                size, off, _ = self._expected(place, phase, working[place])
+                stays = max(models.least[part], capacity - max(working[place], size + off))
+                if stays < weights:  # its blocks take turns in the room there is
+                    loaded, parked, weights = {part: stays}, self._parked(weights - stays, budget), models.least[part]
+                    turns.add(part)
             held = sum(loaded.values())
             if not on_cpu:
                 size, off, basis = self._expected("device", phase, working["device"])
                 device.reach(held + size, max(held + size + off, weights + working["device"]), f"in {phase}, {basis}")
-            self._reach_host(host, phase, working["host"], held * on_cpu, weights * on_cpu)
+            self._reach_host(host, phase, working["host"], held if on_cpu else parked, weights * on_cpu)
         if self._writes:
             self._reach_host(host, WRITING, clip.working(WRITING, models, self.device.type, None)["host"], sum(loaded.values()) * on_cpu, 0)
-        return (None if on_cpu else device.peak), host.peak
+        return (None if on_cpu else device.peak), host.peak, turns
+
+    def _parked(self, away: int, budget: Budget) -> int:
+        """Bytes of `away`, blocks that are not on the device, that wait in host memory; else their file is read again and again."""
+        fits = budget.host is None or self._baseline + away + HOST_SPARE <= budget.host
+        return away if fits and self.device.type != "cpu" and not is_unified(self.device) else 0
 
     def _reach_host(self, host: _Highest, phase: str, arithmetic: int, held: int, asked: int) -> None:
         """held: bytes of weights on the host; asked: beside `arithmetic`, without which the engine does not start the phase."""
@@ -366,6 +381,11 @@ class Planner:
             f"No records of {self.models.signature} on {self._name}: times are from the FLOP model and a {QUICK_TEST:g} s test of the device "
             f"({speed}), memory from arithmetic. A render or three here make them measured.",
         )
+
+
+def _taking_turns(parts: Collection[str]) -> list[str]:
+    said = "does not fit whole: its blocks take turns there, which takes longer than is predicted here unless it was measured."
+    return [f"The {part} {said}" for part in sorted(parts)]
 
 
 class _Highest:

@@ -394,10 +394,10 @@ def test_only_tokens_count(planner):
 
 
 def test_nothing_fits_is_refused_with_reasons(planner):
-    budget = Budget(1.0, 24 << 30, None)
+    budget = Budget(1.0, 2 << 30, None)
     wanted = request()
     reasons = planner.plan(wanted, budget=budget).beyond(budget)
-    assert len(reasons) == 2 and "24.0 GiB are given" in reasons[1] and "1 s are given" in reasons[0]
+    assert len(reasons) == 2 and "2.0 GiB are given" in reasons[1] and "1 s are given" in reasons[0]
     assert planner.largest(wanted, budget) == []
     text = largest_text(planner, wanted, budget, 1)
     assert "nothing fits, not even 32x32, 1 frame" in text and "device memory" in text
@@ -407,6 +407,17 @@ def test_parts_that_do_not_fit_together_are_not_counted_together(bare):
     models = published(CARD)
     plan = bare.plan(request(768, 448, 25), budget=Budget(None, 48 << 30, None))
     assert models.held["transformer"] < plan.device < models.held["transformer"] + models.held["text encoder"]
+
+
+def test_a_model_that_does_not_fit_whole_is_planned_with_blocks_that_take_turns(bare):
+    """A card of 24 GiB renders with a transformer of 35: what is away waits in host memory, where that has room."""
+    card, models = 24 << 30, bare.models
+    roomy, tight = (bare.plan(request(), budget=Budget(None, card, host)) for host in (128 << 30, 16 << 30))
+    for plan in (roomy, tight):
+        assert not plan.beyond(Budget(None, card, None)) and plan.device <= card
+        assert any(note.startswith("The transformer does not fit whole") for note in plan.notes)
+    assert roomy.host > models.held["transformer"] - card and tight.host < 12 << 30
+    assert not bare.plan(request(), budget=Budget(None, 100 << 30, None)).notes[1:]
 
 
 def test_a_decoder_that_adapts_is_planned_as_it_will_run(tmp_path):
