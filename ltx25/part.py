@@ -60,7 +60,10 @@ class Changes(Protocol):
         """
 
     def forget(self) -> None:
-        """The weights go."""
+        """The weights go, and what is kept of them on the device."""
+
+    def let_go(self) -> None:
+        """They will not come back soon: what is kept in host memory goes, too."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +273,6 @@ class Part:
     def forget(self) -> None:
         """Have everything dropped that was built on the weights, and what was kept to change them."""
         self.moved()
-        if self._stack is not None:
-            self._stack.settle()
         if self.adapter is not None:
             self.adapter.forget()
 
@@ -283,6 +284,11 @@ class Part:
     def unload(self) -> None:
         """Drop the weights; device memory returns to the allocator and from there to the device."""
         self._resting = {}
+        self._leave()
+        if self.adapter is not None:
+            self.adapter.let_go()
+
+    def _leave(self) -> None:
         if not self._modules:
             return
         self.forget()
@@ -294,7 +300,7 @@ class Part:
     def rest(self) -> None:
         """Leave the device as `unload` does, but keep the blocks that are parked in host memory for the next `load`."""
         resting = self._resting if self._stack is None else self._stack.parked_blocks()
-        self.unload()
+        self._leave()
         self._resting = resting
 
     @property

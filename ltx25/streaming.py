@@ -219,12 +219,6 @@ class BlockStack:
             self._stream = None
         self.slots, self._free = [], deque()
 
-    def settle(self) -> None:
-        """Wait for what is on its way, and forget it: nothing is read any more of what it was made of."""
-        self._recall()
-        if self._stream is not None:
-            self._stream.synchronize()
-
     @contextlib.contextmanager
     def during(self, watch: Watch, phase: Phase | None = None) -> Iterator[None]:
         """While blocks run: a cancel acts while one is awaited, and in the end `phase` learns what crossed; None: a note does.

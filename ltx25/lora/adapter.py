@@ -73,8 +73,11 @@ class Adapter:
         return sum(target.bytes for target in mine)
 
     def forget(self) -> None:
-        """Weights go, or memory is wanted: with them what was kept of them, and of what changes them."""
+        """Weights go, or memory is wanted: with them what was kept of them."""
         self._kept = None
+
+    def let_go(self) -> None:
+        """The part is done with for now: so is what changes it."""
         self._factors.forget()
 
     @torch.inference_mode()

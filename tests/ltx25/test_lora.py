@@ -356,6 +356,21 @@ def test_k5_other_loras_and_strengths_do_not_read_the_base_again(storage, where,
         assert len(part._stack.parked - part._stack.kept) == {"stream": 4, "partly": 3, "file": 0}[where]
 
 
+def test_a_part_that_makes_room_for_another_comes_back_with_its_lora_out_of_host_memory(lora, sequence, contexts, file_reads):
+    base, clips = sequence("bf16")
+    engine = open_engine("auto", "stream").with_loras([(lora, 0.25)])
+    part = engine.opened.parts["transformer"]
+    sampled(engine, conditioning=contexts)
+    part.rest()
+    file_reads()
+    assert same(sampled(engine, conditioning=contexts), clips[0][1])
+    reads = file_reads()
+    assert reads[base] < part.read_bytes - 0.9 * sum(part._block_read) and reads[lora] < 0.5 * lora.stat().st_size, "what is not of blocks"
+    part.unload()
+    assert same(sampled(engine, conditioning=contexts), clips[0][1])
+    assert file_reads()[lora] > 0.5 * lora.stat().st_size, "nothing is left in host memory"
+
+
 @pytest.mark.parametrize("spare", [0, 1 << 60], ids=["room", "no room"])
 def test_a_resident_transformer_without_room_for_a_copy_reads_what_was_changed_and_no_more(spare, lora, second, contexts, file_reads):
     engine = open_engine("auto", "resident")
