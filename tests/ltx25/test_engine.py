@@ -17,6 +17,7 @@ from comfyui_ltx25.ltx25.parts import AUDIO_VAE, TEXT, TRANSFORMER, VIDEO_VAE
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.working import decoding_bytes, frames_bytes
 from comfyui_ltx25.tests.support.engine import CPU, engine, job
+from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.memory import peak_bytes_held
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
@@ -299,6 +300,25 @@ def test_m7_h6_twenty_mixed_prompts_do_not_grow_and_do_not_slow_down():
     alike = [seconds[number] for number in range(20) if number % 3 == 1 and number % 5 != 4]
     half = len(alike) // 2  # the least of each half: whatever else runs here only adds
     assert min(alike[half:]) <= 1.5 * min(alike[:half]), seconds
+
+
+def test_h5_a_second_stage_takes_what_its_size_takes_whatever_ran_before(tmp_path):
+    """The same small denoise, alone in an engine and behind others: of another size, of a LoRA, of parts that came between."""
+
+    def seconds(small):
+        started = time.process_time()  # of this process: others may be busy
+        small.sample(job(small, frames=4), Watch())
+        return time.process_time() - started
+
+    alone, used = engine(), engine()
+    styled = used.with_loras([(tiny_lora(tmp_path / "style.safetensors"), 0.5)])
+    for first in (used, styled):
+        first.sample(job(first, frames=2), Watch())
+        used.decode_video(first.sample(job(first, frames=3), Watch()).video, 0, "auto", Watch())
+        used.encode(f"between {first is used}", Watch())
+    turns = [(seconds(used), seconds(alone)) for _ in range(4)][1:]
+    behind, fresh = (min(times) for times in zip(*turns, strict=True))
+    assert behind < 1.5 * fresh  # the report's was 15 times
 
 
 def test_h5_the_time_of_a_step_is_forgotten_when_weights_change_their_place():

@@ -430,19 +430,28 @@ def test_products_beside_a_weight_and_sums_in_it_agree(base, lora):
             torch.testing.assert_close(layer.storage.dense(torch.float32), other.weight, rtol=1e-5, atol=1e-5, msg=lambda m, path=path: f"{path}: {m}")
 
 
-def test_a_cancel_while_a_lora_is_put_on_leaves_a_clean_part(lora, contexts, monkeypatch):
-    engine = open_engine()
+@pytest.mark.parametrize(("residency", "fused"), [("resident", 0), ("resident", 50), ("stream", 0), ("stream", 50)])
+def test_i4_a_cancel_while_a_lora_is_put_on_leaves_the_base_and_the_lora_as_they_were(residency, fused, lora, contexts, monkeypatch):
+    """At the first weight or behind some; of streamed blocks, 50 is inside of one that comes."""
+    engine = open_engine("auto", residency)
     plain = sampled(engine, conditioning=contexts)
     import comfyui_ltx25.ltx25.lora.change as module
 
-    def broken(*_):
-        raise KeyboardInterrupt
+    calls, fuse = [], module._fuse
 
+    def broken(*arguments):
+        calls.append(1)
+        if len(calls) > fused:
+            raise KeyboardInterrupt
+        fuse(*arguments)
+
+    styled = engine.with_loras([(lora, 1.0)])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "_fuse", broken)
-        sampled(engine.with_loras([(lora, 1.0)]), conditioning=contexts)
-    assert not engine.opened.parts["transformer"].loaded
+        sampled(styled, conditioning=contexts)
+    assert engine.opened.parts["transformer"].loaded == (residency == "stream" and fused > 28), "what is half changed is dropped; a slot was not the model"
     assert same(sampled(engine, conditioning=contexts), plain)
+    assert same(sampled(styled, conditioning=contexts), sampled(open_engine().with_loras([(lora, 1.0)]), conditioning=contexts))
 
 
 def test_a_render_says_what_its_loras_matched(lora, contexts):

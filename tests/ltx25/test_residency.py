@@ -1,9 +1,13 @@
 """Parts that load, shrink and stream, and the arbiter that decides about them, with a pretended device."""
 
+import re
+import threading
+
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import part as parts
 from comfyui_ltx25.ltx25 import residency
+from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, open_parts
 from comfyui_ltx25.ltx25.residency import Part, Standalone
@@ -68,6 +72,26 @@ def test_a_streaming_part_holds_what_it_says(opened):
         part["tower"](torch.tensor([2, 5, 7]), phase.tick)
     there = sum(t.nbytes for piece in part.pieces for t in part[piece.name].state_dict().values() if not t.is_meta)
     assert there + part._stack.slot_bytes <= part.held <= part.least < part.bytes
+
+
+def test_loading_tells_bytes_and_speed_from_the_first_second_on_however_slow_the_disk_is(opened, monkeypatch):
+    """The disk gives nothing until something was told."""
+    told, waited, read = threading.Event(), [], _Readers._read
+
+    class Told(Phases):
+        def ticked(self, phase):
+            told.set()
+            self.text = phase.text
+
+    def slow(self, piece):
+        waited.append(told.wait(1.0))
+        read(self, piece)
+
+    monkeypatch.setattr(_Readers, "_read", slow)
+    sink = Told()
+    opened.parts[TRANSFORMER].load(Watch([sink]))
+    assert all(waited)
+    assert re.fullmatch(r"transformer (\d+\.\d\d)/\1 GB - \d+\.\d GB/s", sink.text), sink.text
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
