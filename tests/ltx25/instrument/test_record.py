@@ -353,13 +353,14 @@ def test_a_hundred_thousand_lines_load_in_a_second(tmp_path):
     text = record.path.read_text().splitlines()
     first = next(i for i, line in enumerate(text) if '"state":"done"' in line)
     record.path.write_text("\n".join([*text[:first], *text[first : first + 2] * 50_000, *text[first + 2 :]]) + "\n")
-    seconds = []
-    for _ in range(3):  # the machine may be busy with something else: this process's own seconds, the best of three
+    for _ in range(3):  # the machine may be busy with something else: this process's own seconds, and three attempts
         begin = time.process_time()
         run = read_run(record.path)
-        seconds.append(time.process_time() - begin)
+        seconds = time.process_time() - begin
+        if seconds < 1.0:
+            break
     assert len(run.forwards) == 50_002 and run.skipped == 0
-    assert min(seconds) < 1.0
+    assert seconds < 1.0
 
 
 def test_foreign_and_corrupt_files_are_skipped_with_one_line_each(tmp_path):
