@@ -14,6 +14,7 @@ from enum import Enum
 
 import torch
 
+from ..kernels.guided_step import mixed
 from .dit.modality import BOTH, Leg, LegPlan
 from .errors import InputError
 
@@ -148,34 +149,32 @@ def combine(guidance: Guidance, x0: Mapping[Leg, torch.Tensor]) -> torch.Tensor:
     wide = {leg: value if value.dtype == torch.float64 else value.float() for leg, value in x0.items()}
     cond = wide[Leg.COND]
     terms = []
-    if guidance.needs_uncond and Leg.UNCOND in wide:
-        terms.append(_text_term(guidance, cond, wide[Leg.UNCOND]))
-    if guidance.needs_stg and Leg.STG in wide:
-        terms.append(guidance.stg * (cond - wide[Leg.STG]))
-    if guidance.needs_isolated and Leg.ISOLATED in wide:
-        terms.append((guidance.modality - 1) * (cond - wide[Leg.ISOLATED]))
-    if not terms:
-        return cond
-    guided = cond + terms[0]
-    for term in terms[1:]:
-        guided = guided + term
-    if guidance.rescale != 0:
-        ratio = cond.std(dim=(-2, -1), keepdim=True) / guided.std(dim=(-2, -1), keepdim=True)
-        guided = guided * (guidance.rescale * ratio + (1 - guidance.rescale))
-    return guided
+    for leg, weight in pulls(guidance, wide):
+        plain = leg is not Leg.UNCOND or guidance.rule is TextRule.CFG
+        terms.append(weight * (cond - wide[leg]) if plain else _text_term(guidance, cond, wide[leg]))
+    return mixed(cond, terms, guidance.rescale)
+
+
+def pulls(guidance: Guidance, legs: Collection[Leg]) -> list[tuple[Leg, float]]:
+    """Which of the `legs` that ran have a part beside COND, in the order they are summed, and how much of (c - leg)."""
+    every = (
+        (Leg.UNCOND, guidance.needs_uncond, guidance.cfg - 1),
+        (Leg.STG, guidance.needs_stg, guidance.stg),
+        (Leg.ISOLATED, guidance.needs_isolated, guidance.modality - 1),
+    )
+    return [(leg, weight) for leg, needed, weight in every if needed and leg in legs]
 
 
 def _text_term(guidance: Guidance, cond: torch.Tensor, uncond: torch.Tensor) -> torch.Tensor:
+    """Of the rules that are no multiple of c - u."""
     if guidance.rule is TextRule.STAR:
         return (guidance.cfg - 1) * (cond - _projection(cond, uncond) * uncond)
     delta = cond - uncond
-    if guidance.rule is TextRule.APG:
-        if guidance.apg_norm > 0:
-            norm = torch.linalg.vector_norm(delta, dim=(-2, -1), keepdim=True)
-            delta = delta * (guidance.apg_norm / norm).clamp(max=1.0)
-        along = _projection(delta, cond) * cond
-        delta = guidance.apg_eta * along + (delta - along)
-    return (guidance.cfg - 1) * delta
+    if guidance.apg_norm > 0:
+        norm = torch.linalg.vector_norm(delta, dim=(-2, -1), keepdim=True)
+        delta = delta * (guidance.apg_norm / norm).clamp(max=1.0)
+    along = _projection(delta, cond) * cond
+    return (guidance.cfg - 1) * (guidance.apg_eta * along + (delta - along))
 
 
 def _projection(of: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:

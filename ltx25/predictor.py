@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
+from ..kernels.guided_step import Guided, Keep, euler, guided_step
 from .dit.kept_text import KeptTexts, StepTexts
 from .dit.modality import Contexts, Leg, LegPlan, Stream, Velocity
 from .flight import Flight, Pause
-from .guidance import OFF, Bins, Guidance, combine, plan_legs
+from .guidance import OFF, Bins, Guidance, TextRule, combine, plan_legs, pulls
 from .instrument import Forwards, Group, Phase
 from .instrument.work import group_kind
 from .shapes import AudioLatentShape, VideoLatentShape
@@ -127,10 +128,13 @@ class Denoise:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """x0: guided, kept tokens blended in. uncond: the negative leg's own x0, where it ran. Float32 tokens by stream."""
+    """x0: guided, kept tokens blended in. uncond: the negative leg's own x0, where the sampler reads it. stepped: the state
+    after an Euler step, where one was asked for. Float32 tokens by stream.
+    """
 
     x0: Tokens
     uncond: Tokens
+    stepped: Tokens
 
 
 class Predictor:
@@ -157,14 +161,15 @@ class Predictor:
         self.legs = tuple(group.legs for group in groups)
         self.flight = Flight(device, Forwards(phase, groups, prediction, max((call.step + 1 for call in job.calls), default=0)), job.blocks, {} if known is None else known)
 
-    def __call__(self, x: Tokens) -> Prediction:
-        """Predict from the state of the next call."""
+    def __call__(self, x: Tokens, to: float | None = None) -> Prediction:
+        """Predict from the state of the next call; to: also step there, the next sigma, by Euler."""
         index, self._next = self._next, self._next + 1
-        plan = self._job.plans[index]
+        plan, step = self._job.plans[index], None if to is None else (self._job.calls[index].sigma, to)
         if plan is None:
-            return Prediction({name: self._blend(name, self._last[name]) for name in x}, {})
+            every = {name: self._again(name, tokens, step) for name, tokens in x.items()}
+            return _prediction(every, {})
         kind = (plan, self._job.batched, *(tuple(tokens.shape) for tokens in x.values()))
-        return self.flight.launch(kind, lambda pause: self._group(index, plan, x, pause))
+        return self.flight.launch(kind, lambda pause: self._group(index, plan, x, step, pause))
 
     def blend(self, x: Tokens) -> Tokens:
         """Pull tokens towards the clean ones by their mask: where it is 0 they become them."""
@@ -177,25 +182,51 @@ class Predictor:
             for name, tokens in x.items()
         }
 
-    def _group(self, index: int, plan: LegPlan, x: Tokens, pause: Pause):
+    def _group(self, index: int, plan: LegPlan, x: Tokens, step: tuple[float, float] | None, pause: Pause):
         job, sigma = self._job, self._job.calls[index].sigma
         velocities = self._dit(
             x.get("video"), x.get("audio"), self._geometry, self._tables[index], job.positive, self._negative, plan, job.batched, pause, self._kept(sigma)
         )
-        x0, uncond = {}, {}
+        every, uncond = {}, {}
         for name, tokens in x.items():
             if name in job.frozen:
-                x0[name] = uncond[name] = self._clean[name]
+                uncond[name] = self._clean[name]
+                every[name] = self._again(name, tokens, step)
                 continue
             t = self._masks[name] * sigma  # (T, 1)
             run = {leg: getattr(velocities[leg], name) for leg in plan.legs}
-            legs = {leg: tokens - t * velocity.to(tokens.dtype) for leg, velocity in run.items() if velocity is not None}
+            run = {leg: velocity for leg, velocity in run.items() if velocity is not None}
             if getattr(plan, name):
-                self._last[name] = combine(job.guided[index][name], legs)
-            x0[name] = self._blend(name, self._last[name])
-            if Leg.UNCOND in legs:
-                uncond[name] = legs[Leg.UNCOND]
-        return Prediction(x0, uncond), self._preview(index, x0)
+                every[name] = self._guided(name, tokens, t, run, job.guided[index][name], step)
+                self._last[name] = every[name].guided
+            else:
+                every[name] = self._again(name, tokens, step)
+            if job.sampler.uncond:
+                uncond[name] = tokens - t * run[Leg.UNCOND].to(tokens.dtype)
+        made = _prediction(every, uncond)
+        return made, self._preview(index, made.x0)
+
+    def _guided(self, name: str, x: torch.Tensor, t: torch.Tensor, run: Mapping[Leg, torch.Tensor], guidance: Guidance, step: tuple[float, float] | None) -> Guided:
+        """What the legs of one stream give."""
+        parts = pulls(guidance, run)
+        if guidance.rule is TextRule.CFG or not guidance.needs_uncond:
+            return guided_step(x, t, run[Leg.COND], [(weight, run[leg]) for leg, weight in parts], guidance.rescale, self._keep_of(name), step)
+        guided = combine(guidance, {leg: x - t * velocity.to(x.dtype) for leg, velocity in run.items()})
+        return self._onward(name, x, guided, step)
+
+    def _again(self, name: str, x: torch.Tensor, step: tuple[float, float] | None) -> Guided:
+        """The last guided x0 for the state there is now; of a frozen stream its latent."""
+        if name in self._job.frozen:
+            clean = self._clean[name]
+            return Guided(clean, clean, None if step is None else euler(x, clean, *step))
+        return self._onward(name, x, self._last[name], step)
+
+    def _onward(self, name: str, x: torch.Tensor, guided: torch.Tensor, step: tuple[float, float] | None) -> Guided:
+        x0 = self._blend(name, guided)
+        return Guided(guided, x0, None if step is None else euler(x, x0, *step))
+
+    def _keep_of(self, name: str) -> Keep | None:
+        return None if self._generates_all[name] else Keep(self._masks[name], self._clean[name])
 
     def _kept(self, sigma: float) -> StepTexts | None:
         if self._texts is None:
@@ -222,6 +253,10 @@ class Predictor:
         else:
             picture = picture.cpu()
         return lambda: watch.preview(picture.unflatten(0, (shape.frames, shape.height, shape.width)))
+
+
+def _prediction(every: Mapping[str, Guided], uncond: Tokens) -> Prediction:
+    return Prediction({name: made.x0 for name, made in every.items()}, uncond, {name: made.state for name, made in every.items() if made.state is not None})
 
 
 def _negative(positive: Contexts, negative: Contexts | None, frozen: frozenset[str]) -> Contexts | None:

@@ -111,9 +111,8 @@ class Euler:
         return _one_per_step(sigmas)
 
     def run(self, predict: Predictor, x: Tokens, sigmas: Sequence[float], draw: Draw) -> Tokens:
-        for s, t in itertools.pairwise(sigmas):
-            x0 = predict(x).x0
-            x = {name: steps.euler(x[name], x0[name], s, t) for name in x}
+        for t in sigmas[1:]:
+            x = predict(x, t).stepped
         return x
 
 

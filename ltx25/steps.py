@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.guided_step import euler as euler
+
 RES_2S_END = 0.0011  # res_2s goes to this sigma instead of 0 and then takes the prediction
-
-
-def euler(x: torch.Tensor, x0: torch.Tensor, s: float, t: float) -> torch.Tensor:
-    """First-order step along v = (x - x0) / s. The official one rounds v to bfloat16 on a bfloat16 state; ours is fp32."""
-    return x + (x - x0) / s * (t - s)
 
 
 @dataclass(frozen=True)
