@@ -106,8 +106,6 @@ def row_ops(tokens: int) -> Iterator[Case]:
     yield "gelu_quantise", lambda: quantise.gelu_quantise(wide), lambda: quantise.gelu_quantise_reference(wide), unit * 6, 0
     context = _draw(1, TEXT, D)
     yield "modulate text", lambda: modulate.modulate(context, table[:, 0], table[:, 1]), lambda: modulate.modulate_reference(context, table[:, 0], table[:, 1]), TEXT * D * 4, 0
-
-
     state, t = torch.randn(1, tokens, 128, device=DEVICE), torch.ones(tokens, 1, device=DEVICE)
     cond, *others = (_draw(1, tokens, 128) for _ in range(4))
     step = (state, t, cond, [(2.0, other) for other in others], 0.7, None, (0.9, 0.8))
