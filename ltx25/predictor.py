@@ -76,6 +76,46 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Course:
+    """The model calls of a denoise and the legs of each, which need no latents: a plan reads them as a render does.
+
+    guidance: by name of the streams that are there; frozen: names of those that are kept as given.
+    """
+
+    sampler: Sampler
+    sigmas: tuple[float, ...]
+    guidance: Mapping[str, Bins]
+    frozen: frozenset[str]
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        return self.sampler.calls(self.sigmas)
+
+    @cached_property
+    def guided(self) -> tuple[dict[str, Guidance], ...]:
+        """Per call. A frozen stream's x0 is its latent in every leg: its guidance would cost legs and change nothing."""
+        return tuple(
+            {name: OFF if name in self.frozen else bins.at(call.guided_as[1]) for name, bins in self.guidance.items()}
+            for call in self.calls
+        )
+
+    @cached_property
+    def plans(self) -> tuple[LegPlan | None, ...]:
+        """Per call; None where no model runs because every stream skips the step. What is kept needs no velocity."""
+        return tuple(
+            plan and replace(plan, read=plan.read - self.frozen, kept=False)
+            for plan in (
+                plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
+                for call, guided in zip(self.calls, self.guided, strict=True)
+            )
+        )
+
+    @property
+    def forwards(self) -> int:
+        return sum(len(plan.legs) for plan in self.plans if plan is not None)
+
+
+@dataclass(frozen=True, eq=False)
 class Denoise:
     """One denoise, complete but for noise and device: what is sampled, guided how, over which sigmas.
 
@@ -94,36 +134,29 @@ class Denoise:
     batched: bool
 
     @cached_property
+    def course(self) -> Course:
+        return Course(self.sampler, self.sigmas, {name: self.guidance[name] for name in self.states}, self.frozen)
+
+    @property
     def calls(self) -> tuple[Call, ...]:
-        return self.sampler.calls(self.sigmas)
+        return self.course.calls
 
     @cached_property
     def frozen(self) -> frozenset[str]:
         return frozenset(name for name, state in self.states.items() if state.stream.frozen)
 
-    @cached_property
+    @property
     def guided(self) -> tuple[dict[str, Guidance], ...]:
-        """Per call. A frozen stream's x0 is its latent in every leg: its guidance would cost legs and change nothing."""
-        return tuple(
-            {name: OFF if name in self.frozen else self.guidance[name].at(call.guided_as[1]) for name in self.states}
-            for call in self.calls
-        )
+        return self.course.guided
 
-    @cached_property
+    @property
     def plans(self) -> tuple[LegPlan | None, ...]:
-        """Per call; None where no model runs because every stream skips the step. What is kept needs no velocity."""
-        return tuple(
-            plan and replace(plan, read=plan.read - self.frozen, kept=False)
-            for plan in (
-                plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
-                for call, guided in zip(self.calls, self.guided, strict=True)
-            )
-        )
+        return self.course.plans
 
     @property
     def forwards(self) -> int:
         """What the sample phase counts."""
-        return sum(len(plan.legs) for plan in self.plans if plan is not None)
+        return self.course.forwards
 
 
 @dataclass(frozen=True, eq=False)

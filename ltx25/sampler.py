@@ -17,7 +17,7 @@ from . import steps
 from .dit.kept_text import KeptTexts
 from .errors import InputError
 from .instrument import Phase
-from .predictor import Call, Denoise, Draw, Predictor, Sampler, Tokens, Transformer
+from .predictor import Call, Course, Denoise, Draw, Predictor, Sampler, Tokens, Transformer
 
 SAMPLERS = ("auto", "euler", "euler_ancestral", "res_2s", "gradient_estimation", "euler_cfg_pp")
 
@@ -92,13 +92,19 @@ def sampler_of(name: str, schedule: str | None, eta: float = 1.0) -> Sampler:
 
 def check_job(job: Denoise) -> None:
     """Raise InputError for settings its sampler cannot run with."""
-    skips = any(guidance.skip_step for bins in job.guidance.values() for guidance in bins)
-    if skips and job.sampler.uncond:
+    check_course(job.course, job.negative is not None)
+
+
+def check_course(course: Course, negative: bool) -> None:
+    """`check_job` of what is known before there are latents; negative: whether a negative prompt is given."""
+    sampler, sigmas = course.sampler, course.sigmas
+    skips = any(guidance.skip_step for bins in course.guidance.values() for guidance in bins)
+    if skips and sampler.uncond:
         raise InputError("skip_step above 0 cannot be used with euler_cfg_pp, which needs the negative forward at every step; set skip_step to 0.")
-    if job.sampler.uncond and job.negative is None:
+    if sampler.uncond and not negative:
         raise InputError("euler_cfg_pp needs a negative prompt, whatever cfg is; connect `negative` or choose another sampler.")
-    if isinstance(job.sampler, Res2s) and job.sigmas[-1] == 0 and job.sigmas[-2] <= steps.RES_2S_END:
-        raise InputError(f"res_2s goes to sigma {steps.RES_2S_END} before the end, so the sigma before 0 must be above it, got {job.sigmas[-2]:g}.")
+    if isinstance(sampler, Res2s) and sigmas[-1] == 0 and sigmas[-2] <= steps.RES_2S_END:
+        raise InputError(f"res_2s goes to sigma {steps.RES_2S_END} before the end, so the sigma before 0 must be above it, got {sigmas[-2]:g}.")
 
 
 class Euler:

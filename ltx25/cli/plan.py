@@ -52,6 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--upscaler", nargs="?", type=path_of, const=PUBLISHED, metavar="FILE", help="in two stages, as a render with it; without FILE: by the published spatial upscaler"
     )
+    parser.add_argument("--soundtrack", action="store_true", help="the sound is given, as by a render's --audio: no forward guides it. Reading it in is not counted")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N")
     for name in ("precision", "legs"):
         parser.add_argument(flag(name), choices=OPTIONS[name], default="auto", help="default auto")
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in skipped:
         print(line, file=sys.stderr)
     batched = {"auto": None, "batched": True, "sequential": False}[arguments.legs]
-    planner = Planner(models, device, runs, batched, enlarging=_enlarging(arguments.upscaler))
+    planner = Planner(models, device, runs, batched, enlarging=_enlarging(arguments.upscaler), frozen=frozenset({"audio"} if arguments.soundtrack else ()))
     budget = planner.budget(arguments.budget, arguments.memory, arguments.host_memory)
     request = _request(arguments, models)
     if arguments.batch_size < 1:

@@ -17,10 +17,10 @@ import torch
 from ..connector import context_length
 from ..dit.modality import LegPlan
 from ..fitting import HOST_LEAST
-from ..guidance import plan_legs
 from ..part import HOST_SPARE
+from ..predictor import Course
 from ..request import Request
-from ..sampler import sampler_of
+from ..sampler import check_course, sampler_of
 from ..schedule import STAGE_2
 from ..shapes import MAX_FRAMES, AudioLatentShape
 from ..stages import first_request, refining_sampler
@@ -160,10 +160,12 @@ class Planner:
         writes: bool = True,
         enlarging: Enlarging | None = None,
         outside: int | None = None,
+        frozen: frozenset[str] = frozenset(),
     ) -> None:
         """`enlarging`: the clip is made in two stages, by this upscaler. `batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
         `writes`: the render writes its clip (mux); of a host's graph another node does, and no record says how long it takes.
         `outside`: host bytes of the process that will render, without what it holds of this model; None: one that starts for it.
+        `frozen`: names of streams that are given and kept: a soundtrack is "audio".
         """
         self.models, self.device = models, device
         self._name = device_name(device)
@@ -177,6 +179,7 @@ class Planner:
         self._given_speed = speed
         self._writes = writes
         self._enlarging = enlarging
+        self._frozen = frozen
 
     @property
     def has_records(self) -> bool:
@@ -197,15 +200,18 @@ class Planner:
         return Budget(seconds, None, min(given) if given else there)
 
     def plan(self, request: Request, batch: int = 1, budget: Budget = UNLIMITED) -> Plan:
-        """Predict `batch` clips of `request`, run as `budget`'s memory makes them run. Reads and loads nothing."""
+        """Predict `batch` clips of `request`, run as `budget`'s memory makes them run. Reads and loads nothing.
+
+        Raises InputError for stg_blocks of another model and for settings that its sampler cannot run with.
+        """
         models = self.models
         latent = request.video.latent(models.compression, models.dit.in_channels)
         sound = AudioLatentShape.of_clip(request.frames, request.frame_rate)
         two = self._enlarging
         first = request if two is None else first_request(request, two.config)
         small = first.video.latent(models.compression, models.dit.in_channels)
-        groups = _groups(first, models.dit.layers)
-        again = Counter() if two is None else _groups(_refined(request), models.dit.layers)
+        groups = self._groups(first)
+        again = Counter() if two is None else self._groups(_refined(request))
         prompts = 1 if request.negative is None else 2
         pixels = request.width * request.height * request.frames * batch
         text = context_length(PROMPT_TOKENS)
@@ -217,8 +223,9 @@ class Planner:
             self._sampling(groups, small.tokens, sound.tokens, text, batch),
             *([self._phase("upscale", pixels, upscale_flops(two.config, small).total * batch), self._sampling(again, latent.tokens, sound.tokens, text, batch)] if two else []),
             self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
-            self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch),
         ]
+        if "audio" not in self._frozen:  # what is given goes into the file as it is
+            phases.append(self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch))
         if self._writes:
             phases.append(self._phase("mux", pixels, None))
         stages = ((small, groups), (latent, again)) if two else ((latent, groups),)
@@ -265,6 +272,11 @@ class Planner:
     def _side(self) -> int:
         """The step of a clip's sides, px."""
         return self.models.compression.side * (1 if self._enlarging is None else self._enlarging.config.space.numerator)
+
+    def _groups(self, request: Request) -> Counter[LegPlan]:
+        course = course_of(request, self.models.dit.layers, self._frozen)
+        check_course(course, request.negative is not None)
+        return Counter(plan for plan in course.plans if plan is not None)
 
     def _rows(self, groups: Mapping[LegPlan, int]) -> int:
         return max((len(plan.legs) for plan in groups), default=1) if self._batched else 1
@@ -321,6 +333,8 @@ class Planner:
         turns: set[str] = set()
         parked = 0
         for phase, part in PARTS.items():
+            if phase == "decode.audio" and "audio" in self._frozen:
+                continue
             loaded[part] = weights = models.held[part]
             working = clip.working(phase, models, self.device.type, None)
             size, off, _ = self._expected(place, phase, working[place])
@@ -409,19 +423,15 @@ class _Highest:
         self.peak = Peak(reached, need, basis) if reached > self.peak.bytes else replace(self.peak, need=need)
 
 
-def plans_of(request: Request, blocks: int) -> list[LegPlan | None]:
-    """The legs of every model call of `request`, in order; None: no call. Raises InputError for stg_blocks of another model."""
+def course_of(request: Request, blocks: int, frozen: frozenset[str] = frozenset()) -> Course:
+    """What a render of `request` by a model of `blocks` blocks calls. Raises InputError for stg_blocks of another model."""
     sigmas, schedule = request.noise_levels()
-    sampler = sampler_of(request.sampler, schedule, request.eta)
-    video, audio = request.guidance(blocks)
-    return [plan_legs(video, audio, call.guided_as[0], sampler.uncond) for call in sampler.calls(sigmas)]
-
-
-def _groups(request: Request, blocks: int) -> Counter[LegPlan]:
-    return Counter(plan for plan in plans_of(request, blocks) if plan is not None)
+    video, audio = request.guidance_by_sigma(blocks)
+    return Course(sampler_of(request.sampler, schedule, request.eta), sigmas, {"video": video, "audio": audio}, frozen)
 
 
 def _refined(request: Request) -> Request:
     """The second of two stages, as stages.refinement asks for it."""
     off = {f"{stream}_{scale}": value for stream in ("video", "audio") for scale, value in (("cfg", 1.0), ("stg", 0.0), ("modality", 1.0))}
-    return replace(request, negative=None, schedule=STAGE_2, sigmas=None, sampler=refining_sampler(request.sampler), skip_step=0, bins="", **off)
+    constant = {"skip_step": 0, "bins": "", "guidance_start": 1.0, "guidance_end": 0.0}
+    return replace(request, negative=None, schedule=STAGE_2, sigmas=None, token_shift=False, sampler=refining_sampler(request.sampler), **constant, **off)

@@ -67,6 +67,20 @@ def test_the_tiny_checkpoint_can_be_planned(plan):
     assert code == 0 and "280 + 51 tokens, 32 forwards" in shown.out and "tiny" in shown.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "forwards"),
+    [
+        (["--steps", "4", "--guidance-start", "0.9", "--guidance-end", "0.5"], 10),
+        (["--steps", "4", "--bins", "0.9: video_cfg=1, audio_cfg=1; 0.5: video_stg=0,audio_stg=0"], 12),
+        (["--steps", "8", "--guidance-start", "0.3", "--guidance-end", "0.2"], 8),
+        (["--steps", "4", "--soundtrack", "--video-stg", "0", "--video-modality", "1"], 8),
+    ],
+)
+def test_guidance_of_some_noise_levels_or_of_one_stream_takes_forwards_there_alone(plan, arguments, forwards):
+    code, shown = plan("--tiny", "--size", "64x64", "--frames", "9", *arguments)
+    assert code == 0 and f", {forwards} forwards" in shown.out and ("decode.audio" in shown.out) != ("--soundtrack" in arguments)
+
+
 def test_two_stages_are_planned_by_a_file_or_by_the_published_upscaler(plan):
     code, shown = plan("--tiny", "--size", "128x64", "--frames", "9", "--upscaler", str(tiny_files().spatial_upscaler))
     assert code == 0 and "16 + 9 tokens, 35 forwards in two stages, the first at 64x32" in shown.out and "\nupscale " in shown.out
@@ -86,6 +100,7 @@ def test_two_stages_are_planned_by_a_file_or_by_the_published_upscaler(plan):
         (["--frames", "10"], "9 or 17"),
         (["--steps", "0"], "steps"),
         (["--tiny", "--stg-blocks", "99"], "99"),
+        (["--sampler", "euler_cfg_pp", "--skip-step", "1"], "euler_cfg_pp"),
         (["--transformer", "only-this.safetensors"], "name all four files"),
     ],
 )

@@ -1,9 +1,11 @@
+import random
 import re
 from dataclasses import fields, replace
 
 import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header
+from comfyui_ltx25.ltx25.conditions import Frozen
 from comfyui_ltx25.ltx25.config.upscaler import read_upscaler_config
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
@@ -36,13 +38,18 @@ from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
 from comfyui_ltx25.ltx25.instrument.report import clip_text, steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.parts import Files, open_parts
+from comfyui_ltx25.ltx25.preparing import prepare
 from comfyui_ltx25.ltx25.request import Request
 from comfyui_ltx25.ltx25.residency import Standalone
+from comfyui_ltx25.ltx25.sampler import SAMPLERS
+from comfyui_ltx25.ltx25.schedule import SCHEDULES
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
+from comfyui_ltx25.ltx25.stages import first_request, refinement
 from comfyui_ltx25.tests.support.engine import engine, job
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, Memory, law_seconds, render
 
+CPU = torch.device("cpu")
 CARD = torch.device("cuda")  # only its name is asked for: plans touch no device
 SPEED = Speed("bfloat16", 700e12, 4e12, 5e10)
 NO_GUIDANCE = {f"{stream}_{scale}": value for stream in ("video", "audio") for scale, value in (("cfg", 1.0), ("stg", 0.0), ("modality", 1.0))}
@@ -104,6 +111,67 @@ def test_two_stages_are_planned_as_their_samplings_and_what_lies_between(planner
     assert plan.device == max(small.device, large.device) < planner.plan(asked).device
     assert "123 forwards in two stages, the first at 640x352, with" in plan_text(plan, two.models, NO_LIMIT)
     assert all(found.request.width % 64 == found.request.height % 64 == 0 for found in two.largest(asked, Budget(60.0, None, None)))
+
+
+def job_of(request, e, frozen=()):
+    """What a render of `request` runs, but for its prompts."""
+    video, audio = request.guidance_by_sigma(e.blocks)
+    sigmas, schedule = request.noise_levels()
+    guided = {"video_guidance": video, "audio_guidance": audio, "sigmas": sigmas, "schedule": schedule, "sampler": request.sampler, "eta": request.eta}
+    made = job(e, conditions=tuple(Frozen(name) for name in sorted(frozen)), **guided)
+    return made if request.negative is not None else replace(made, negative=None)
+
+
+def asked_at_random(chance):
+    """A request, and the streams of it that are given."""
+
+    def scale(off):
+        return chance.choice((off, off, 0.0, 1.0, 3.0))
+
+    scales = {f"{stream}_{name}": scale(off) for stream in ("video", "audio") for name, off in (("cfg", 1.0), ("stg", 0.0), ("modality", 1.0))}
+    levels = chance.sample((0.97, 0.9, 0.75, 0.5, 0.2, 0.05), chance.randint(0, 3))
+    asked = {
+        **scales,
+        "schedule": chance.choice(SCHEDULES),
+        "sampler": chance.choice(SAMPLERS),
+        "steps": chance.randint(1, 9),
+        "sigmas": chance.choice((None, None, (1.0, 0.8, 0.3, 0.0), (0.7, 0.2))),
+        "skip_step": chance.choice((0, 0, 1, 2)),
+        "stg_blocks": chance.choice(("", "1", "0,1")),
+        "guidance_start": chance.choice((1.0, 1.0, 0.95, 0.6)),
+        "guidance_end": chance.choice((0.0, 0.0, 0.1, 0.5)),
+        "bins": "; ".join(f"{level}: {name}={scale(1.0)}" for level in levels for name in chance.sample(sorted(scales), 1)),
+        "negative": chance.choice(("", "", "", None)),
+    }
+    return asked, frozenset(chance.choice(((), (), (), ("audio",), ("video",), ("video", "audio"))))
+
+
+def test_forwards_planned_are_the_forwards_of_the_job_whatever_is_asked_for():
+    e, chance, counts = engine(), random.Random(0), set()
+    models, two = Models.of(e.opened), replace(PUBLISHED_UPSCALER, config=replace(PUBLISHED_UPSCALER.config, channels=e.opened.dit.in_channels))
+
+    def refused(call):
+        try:
+            return call()
+        except InputError as error:
+            return str(error)
+
+    for _ in range(200):
+        asked, frozen = asked_at_random(chance)
+        made = refused(lambda asked=asked: request(128, 64, 9, compression=e.compression, **asked))
+        if isinstance(made, str):  # no render of it either
+            continue
+        work = refused(lambda made=made, frozen=frozen: prepare(job_of(made, e, frozen), e.opened, False, ()).job)
+        plan = refused(lambda made=made, frozen=frozen: Planner(models, CPU, [], False, SPEED, frozen=frozen).plan(made))
+        if isinstance(work, str):
+            assert plan == work
+            continue
+        counts.add(plan.forwards)
+        assert plan.forwards == work.forwards, (asked, frozen)
+        first = job_of(first_request(made, two.config), e, frozen)
+        forwards = work.forwards + prepare(refinement(first, first.video, first.audio, first.conditions), e.opened, False, ()).job.forwards
+        assert Planner(models, CPU, [], False, SPEED, frozen=frozen, enlarging=two).plan(made).forwards == forwards, (asked, frozen)
+    assert len(counts) > 30
 
 
 def test_the_published_upscaler_is_the_published_file(tmp_path):
