@@ -189,7 +189,6 @@ class _Readers:
         finally:
             self._files.put(file)
 
-
     def _look(self, piece: _Piece, view: memoryview, seen: int, done: int) -> int:
         """Raise FileError for NaN or infinity among the whole numbers of bytes [seen, done) of a piece; returns how far it looked."""
         for span in piece.spans:

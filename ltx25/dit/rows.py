@@ -130,7 +130,6 @@ class StreamSchedule:
             parted.setdefault(key, []).append(leg)
         return tuple(tuple(legs) for legs in parted.values())
 
-
     def span(self, geometry: StreamGeometry) -> tuple[int, int] | None:
         """[first, stop) of the tokens whose velocities are read; None: of all."""
         return None if self.kept or not self.enabled or geometry.made == (0, geometry.tokens) else geometry.made
