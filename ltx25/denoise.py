@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -89,6 +89,7 @@ def run(
     prediction: str = "",
     known: dict[Hashable, float] | None = None,
     texts: KeptTexts | None = None,
+    traced: Collection[int] = (),
 ) -> Sampled:
     """Noise the drafts to the first sigma and denoise them. Item i of a batch uses seed + i. See sampler.denoise.
 
@@ -105,7 +106,7 @@ def run(
         drawn = sources[use].draw()
         return {name: standardise(tokens) for name, tokens in drawn.items()} if job.sampler.standard_noise else drawn
 
-    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known, texts)
+    outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known, texts, traced)
     on_host = {name: tokens.cpu() for name, tokens in outcome.tokens.items()}
     video = drafts.get("video")
     return Sampled(

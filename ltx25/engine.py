@@ -210,7 +210,7 @@ class Engine:
             self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - way.working - SPARE)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
                 prediction = self.forecast(facts)
-                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, self._group_seconds, self._texts)
+                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, self._group_seconds, self._texts, traced.traced if traced else ())
             texts = traced.texts if traced else ()
             return clip
 

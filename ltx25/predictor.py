@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -173,7 +173,7 @@ class Prediction:
 class Predictor:
     """Called once per Call, in order. Tables for the whole schedule are made before the first one."""
 
-    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str, known: dict[Hashable, float] | None = None, texts: KeptTexts | None = None) -> None:
+    def __init__(self, dit: Transformer, job: Denoise, phase: Phase, device: torch.device, dtype: torch.dtype, prediction: str, known: dict[Hashable, float] | None = None, texts: KeptTexts | None = None, traced: Collection[int] = ()) -> None:
         """See sampler.denoise."""
         self._dit, self._job, self._phase, self._device = dit, job, phase, device
         self._negative = _negative(job.positive, job.negative, job.frozen)
@@ -186,11 +186,8 @@ class Predictor:
         streams = {name: state.stream for name, state in job.states.items()}
         self._geometry = dit.prepare(streams.get("video"), streams.get("audio"), device, dtype)
         self._tables = dit.schedule_tables(self._geometry, [(call.sigma, call.sigma) for call in job.calls])
-        groups = [
-            Group(call.step + 1, tuple(leg.value for leg in plan.legs), group_kind(plan))
-            for call, plan in zip(job.calls, job.plans, strict=True)
-            if plan is not None
-        ]
+        run = [(call, plan) for call, plan in zip(job.calls, job.plans, strict=True) if plan is not None]
+        groups = [Group(call.step + 1, tuple(leg.value for leg in plan.legs), group_kind(plan), n in traced) for n, (call, plan) in enumerate(run)]
         self.legs = tuple(group.legs for group in groups)
         self.flight = Flight(device, Forwards(phase, groups, prediction, max((call.step + 1 for call in job.calls), default=0)), job.blocks, {} if known is None else known)
 

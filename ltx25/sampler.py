@@ -7,7 +7,7 @@ result is the closer to a float64 run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ def denoise(
     prediction: str = "",
     known: dict[Hashable, float] | None = None,
     texts: KeptTexts | None = None,
+    traced: Collection[int] = (),
 ) -> Outcome:
     """Run `job` from the noised tokens `x`, (B, T, C) float32 by stream.
 
@@ -52,10 +53,10 @@ def denoise(
     a forward. dtype: the transformer's activations. prediction: a sentence about the time it will take, shown until the
     first group is done. known: seconds per kind of group, for the caller to hand to its next run with this transformer:
     groups known to be fast are neither marked block by block nor kept from being captured. texts: begun with this job's prompt,
-    see dit.kept_text. Raises what the phase raises on a cancel, and InputError when the result has values that are not
+    see dit.kept_text. traced: numbers, from 0, of the groups that run under a profiler. Raises what the phase raises on a cancel, and InputError when the result has values that are not
     finite numbers.
     """
-    predict = Predictor(dit, job, phase, device, dtype, prediction, known, texts)
+    predict = Predictor(dit, job, phase, device, dtype, prediction, known, texts, traced)
     x = {name: x[name].to(device) for name in ("video", "audio") if name in x}
     x = predict.keep(job.sampler.run(predict, x, job.sigmas, draw))
     predict.flight.land()

@@ -26,12 +26,14 @@ RECENT = 8  # groups of a kind the median is taken over: follows a card that hea
 class Group:
     """Legs that run and complete together. `step` counts from 1; `legs` are leg names in run order ("cond", "stg").
 
-    `kind` is whatever else changes the cost at equal legs ("video only" in a step that skips the audio stream).
+    `kind` is whatever else changes the cost at equal legs ("video only" in a step that skips the audio stream). traced: it
+    runs under a profiler, whose own cost is in its seconds.
     """
 
     step: int
     legs: tuple[str, ...]
     kind: str = ""
+    traced: bool = False
 
     @property
     def cost_key(self) -> tuple[tuple[str, ...], str]:
@@ -60,7 +62,7 @@ class Forwards:
         index, group = self._done, self.groups[self._done]
         self._done += 1
         self.estimate.add(seconds)
-        text = f"{self._name(index)} - last {seconds_text(seconds)}"
+        text = f"{self._name(index)} - last {seconds_text(seconds)}" + (" under the profiler" if group.traced else "")
         left = self.estimate.left()
         if left is not None and left.steps and group.step >= 2 and self._done < len(self.groups):
             text += f" - {left}"
@@ -104,7 +106,8 @@ class Estimate:
     """Time left: for every group still to run, the median of the last ones of its kind.
 
     The first group of a kind carries warm-up (allocation, capture, kernel choice) and counts only while it is the only
-    one. A kind not seen yet costs what its legs cost on average in the kinds that were.
+    one. A kind not seen yet costs what its legs cost on average in the kinds that were. A traced group tells nothing of
+    the others: what the profiler takes is in no estimate, and not in what estimates are held against.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -115,12 +118,16 @@ class Estimate:
         for group in self._groups:
             self._ahead[group.cost_key] = self._ahead.get(group.cost_key, 0) + 1
         self._given: list[tuple[int, float, float, int]] = []  # groups done, clock, seconds predicted, steps
+        self._traced: dict[int, float] = {}  # number of a traced group -> seconds
 
     def add(self, seconds: float) -> None:
         """The next group of the plan took `seconds`."""
         group = self._groups[self._done]
         self._done += 1
-        self._timed.setdefault(group.cost_key, []).append((group.step, seconds))
+        if group.traced:
+            self._traced[self._done] = seconds
+        else:
+            self._timed.setdefault(group.cost_key, []).append((group.step, seconds))
         self._ahead[group.cost_key] -= 1
         left = self.left()
         if left is not None and group.step >= 2 and self._done < len(self._groups):
@@ -130,26 +137,39 @@ class Estimate:
         """None before the first group is done."""
         if not self._timed:
             return None
-        used = {kind: timed[1:][-RECENT:] or timed for kind, timed in self._timed.items()}
-        medians = {kind: statistics.median(seconds for _, seconds in timed) for kind, timed in used.items()}
-        per_leg = statistics.median(seconds / max(1, len(kind[0])) for kind, seconds in medians.items())
-        total = sum(n * medians.get(kind, per_leg * len(kind[0])) for kind, n in self._ahead.items())
+        used = self._used
+        total = sum(n * self._each(kind) for kind, n in self._ahead.items())
         steps = {step for kind, timed in used.items() if self._ahead[kind] or not any(self._ahead.values()) for step, _ in timed}
         if not steps:  # only kinds not seen yet are left
             steps = {step for timed in used.values() for step, _ in timed}
         return Left(total, len(steps))
 
+    @property
+    def _used(self) -> dict[tuple, list[tuple[int, float]]]:
+        """The groups an estimate rests on, by kind."""
+        return {kind: timed[1:][-RECENT:] or timed for kind, timed in self._timed.items()}
+
+    def _each(self, kind: tuple) -> float:
+        """s of one group of a kind, from those seen."""
+        medians = {seen: statistics.median(seconds for _, seconds in timed) for seen, timed in self._used.items()}
+        return medians.get(kind, statistics.median(seconds / max(1, len(seen[0])) for seen, seconds in medians.items()) * len(kind[0]))
+
+    def _profiling(self, after: int) -> float:
+        """s that the profiler took in groups beyond the first `after`."""
+        return sum(max(0.0, seconds - self._each(self._groups[n - 1].cost_key)) for n, seconds in self._traced.items() if n > after)
+
     def error(self) -> dict[str, object] | None:
         """How the estimates given came out, once all groups are done: the first one, the one at half time, the worst.
 
-        Each is {groups, predicted_s, actual_s, error} with error = predicted / actual - 1; None when none was given.
+        Each is {groups, predicted_s, actual_s, error} with error = predicted / actual - 1, actual_s without what a profiler
+        took; None when none was given.
         """
         if not self._given:
             return None
         end = time.monotonic()
-        outcomes = [
-            {"groups": done, "steps": steps, "predicted_s": predicted, "actual_s": end - clock, "error": predicted / max(end - clock, 1e-9) - 1}
-            for done, clock, predicted, steps in self._given
-        ]
+        outcomes = []
+        for done, clock, predicted, steps in self._given:
+            actual = end - clock - self._profiling(done)
+            outcomes.append({"groups": done, "steps": steps, "predicted_s": predicted, "actual_s": actual, "error": predicted / max(actual, 1e-9) - 1})
         half = next((o for o in outcomes if 2 * o["groups"] >= len(self._groups)), outcomes[-1])
         return {"first": outcomes[0], "half": half, "worst": max(outcomes, key=lambda o: abs(o["error"]))}

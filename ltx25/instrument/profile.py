@@ -244,14 +244,21 @@ class ProfiledTransformer:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call, self._calls = self._calls, self._calls + 1
-        graphed = self._dit is not self._plain
-        if call == self._at:
-            return self._traced(self._dit, graphed, call, arguments, named)
-        if call == self._at + 1 and graphed:
-            return self._traced(self._plain, False, call, arguments, named)
-        return self._dit(*arguments, **named)
+        if call not in self.traced:
+            return self._dit(*arguments, **named)
+        graphs = self._graphed and call == self._at
+        return self._trace(self._dit if graphs else self._plain, graphs, call, arguments, named)
 
-    def _traced(self, dit: Any, graphs: bool, call: int, arguments: tuple, named: dict[str, Any]) -> Any:
+    @property
+    def traced(self) -> range:
+        """Numbers of the calls that are traced, from 0."""
+        return range(self._at, min(self._at + 1 + self._graphed, len(self._plans)))
+
+    @property
+    def _graphed(self) -> bool:
+        return self._dit is not self._plain
+
+    def _trace(self, dit: Any, graphs: bool, call: int, arguments: tuple, named: dict[str, Any]) -> Any:
         plan, begins = self._plans[call], []
 
         def step() -> Any:

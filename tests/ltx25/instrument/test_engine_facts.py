@@ -5,7 +5,7 @@ import torch
 from comfyui_ltx25.ltx25 import engine as module
 from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, SampleJob
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance
-from comfyui_ltx25.ltx25.instrument import RunRecord, Watch, profile
+from comfyui_ltx25.ltx25.instrument import RunRecord, TextSink, Watch, profile
 from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.tiny import write_tiny
@@ -78,10 +78,12 @@ def test_back_ends_chosen_by_timing_are_in_the_record(engine, job, tmp_path, mon
 
 def test_a_profiled_run_gives_the_same_latents_and_a_split(engine, job, tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "self_test", lambda device: Speed("float32", 1e12, 1e10, None))
-    plain = engine.sample(job, Watch())
+    plain, texts = engine.sample(job, Watch()), []
     with RunRecord(tmp_path, {}) as record:
-        traced = engine.sample(job, Watch([record]), profile=True)
+        traced = engine.sample(job, Watch([record, TextSink(texts.append)]), profile=True)
     assert torch.equal(plain.video, traced.video) and torch.equal(plain.audio, traced.audio)
     assert plain.profiles == () and len(traced.profiles) == 1
     (event,) = read_run(record.path).of("profile")
+    lines = [text for text in texts if " - last " in text]
+    assert [n for n, text in enumerate(lines) if " under the profiler" in text] == [event["group"]]
     assert sum(event["seconds"].values()) == pytest.approx(event["wall"], rel=0.02)

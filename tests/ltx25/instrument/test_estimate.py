@@ -2,6 +2,7 @@ import pytest
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.instrument.estimate import Estimate, Forwards, Group
 from comfyui_ltx25.ltx25.instrument.units import seconds_text
+from comfyui_ltx25.tests.support.records import Clock
 
 FOUR = ("cond", "uncond", "stg", "mod")
 
@@ -93,6 +94,22 @@ def test_error_of_the_estimate_is_in_the_facts_at_the_end():
     first = phase.facts["estimate"]["first"]
     assert first["predicted_s"] == 2.0 and first["groups"] == 2 and first["steps"] == 1
     assert first["error"] == pytest.approx(first["predicted_s"] / first["actual_s"] - 1)
+
+
+@pytest.mark.parametrize("traced", [{2}, {2, 3}, {0}, {6}])
+def test_what_a_profiler_takes_is_in_no_estimate_and_in_no_error(monkeypatch, traced):
+    clock = Clock(monkeypatch)
+    groups = [Group(n + 1, ("cond",), traced=n in traced) for n in range(7)]
+    estimate, left = Estimate(groups), []
+    for n in range(7):
+        seconds = 20.0 if n in traced else 1.0
+        clock.sleep(seconds)
+        estimate.add(seconds)
+        left.append(estimate.left())
+    assert [guess and guess.seconds for guess in left[1:]] == pytest.approx([5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
+    assert (left[0] is None) == (0 in traced)
+    assert left[3].steps == sum(n not in traced for n in range(4)) - 1  # without the one that warms up
+    assert estimate.error()["worst"]["error"] == pytest.approx(0.0)
 
 
 def test_no_estimate_no_error():

@@ -159,6 +159,7 @@ def test_one_call_of_a_transformer_is_profiled_and_the_next_one_without_graphs(t
         watch = Watch([record])
         dit = ProfiledTransformer(Dit("graphed"), Dit("plain"), CPU, watch, [GUIDED] * 6, work)
         assert dit.prepare() == "prepared"
+        assert list(dit.traced) == [2, 3]
         with watch.phase("sample"):
             for _ in range(6):
                 torch.testing.assert_close(dit(x), x)
