@@ -196,11 +196,11 @@ def parse_stg_blocks(text: str, blocks: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, frozen: Collection[str] = ()) -> list[str]:
+def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, frozen: Collection[str] = (), uncond: bool = False) -> list[str]:
     """Raise InputError for guidance that cannot be run; return notices about settings that have no effect.
 
     video, audio: None for a stream that is not there. negative: whether a negative prompt is given. frozen: names of
-    streams that are kept as given, to which no guidance applies.
+    streams that are kept as given, to which no guidance applies. uncond: the sampler reads the negative leg whatever cfg is.
     """
     streams = {name: bins for name, bins in (("video", video), ("audio", audio)) if bins is not None}
     every = [(name, guidance) for name, bins in streams.items() if name not in frozen for guidance in bins]
@@ -214,7 +214,7 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, froze
         if guidance.needs_uncond and not negative:
             raise InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1.")
     notices = []
-    if negative and not any(guidance.needs_uncond for _, guidance in every):
+    if negative and not uncond and not any(guidance.needs_uncond for _, guidance in every):
         notices.append("The negative prompt has no effect, because cfg is 1; raise video_cfg or audio_cfg to use it.")
     for name in streams:
         mine = [guidance for stream, guidance in every if stream == name and guidance.needs_stg]

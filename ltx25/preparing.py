@@ -72,14 +72,15 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     )
     guidance = {name: getattr(job, f"{name}_guidance") for name in drafts}
     frozen = [name for name, draft in drafts.items() if draft.frozen]
-    notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen)
+    sampler = sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler
+    notices = check_guidance(guidance.get("video"), guidance.get("audio"), job.negative is not None, frozen, sampler.uncond)
     plan = job_of(
         drafts,
         _contexts_of(job.positive, drafts),
         None if job.negative is None else _contexts_of(job.negative, drafts),
         guidance,
         check_sigmas(job.sigmas),
-        sampler_of(job.sampler, job.schedule, job.eta) if isinstance(job.sampler, str) else job.sampler,
+        sampler,
         config.layers,
         batched,
     )

@@ -103,7 +103,7 @@ def check_course(course: Course, negative: bool) -> None:
     if skips and sampler.uncond:
         raise InputError("skip_step above 0 cannot be used with euler_cfg_pp, which needs the negative forward at every step; set skip_step to 0.")
     if sampler.uncond and not negative:
-        raise InputError("euler_cfg_pp needs a negative prompt, whatever cfg is; connect `negative` or choose another sampler.")
+        raise InputError("euler_cfg_pp needs a negative prompt, whatever cfg is; connect `negative` (--negative on the command line) or choose another sampler.")
     if isinstance(sampler, Res2s) and sigmas[-1] == 0 and sigmas[-2] <= steps.RES_2S_END:
         raise InputError(f"res_2s goes to sigma {steps.RES_2S_END} before the end, so the sigma before 0 must be above it, got {sigmas[-2]:g}.")
 

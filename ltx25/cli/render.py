@@ -23,7 +23,7 @@ from ..kept import Kept
 from ..latents import empty_latents
 from ..prompt_cache import cache_folder
 from ..request import Request, parse_sigmas
-from ..sampler import SAMPLERS
+from ..sampler import SAMPLERS, sampler_of
 from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
@@ -167,7 +167,8 @@ def _render(
     if second is not None:
         with keeping(Kept(clip.video, clip.audio, *made_by), output, FIRST_STAGE):
             clip = second.refine(job, clip, (*again, *heard), watch)
-    for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices)):
+    noisy = (f"the noise levels end at {job.sigmas[-1]:g}: that much noise is left in the clip; end --sigmas with 0.",) if job.sigmas[-1] > 0 else ()
+    for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices, *noisy)):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, *made_by)
@@ -219,7 +220,8 @@ def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
 def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
     given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
     values = {**(TINY_DEFAULTS if tiny else {}), **given}
-    if "negative" not in values and values.get("video_cfg") == values.get("audio_cfg") == 1.0:
+    reads = sampler_of(values.get("sampler", "auto"), None).uncond
+    if "negative" not in values and not reads and values.get("video_cfg") == values.get("audio_cfg") == 1.0:
         values["negative"] = None  # nothing would use it
     return Request(prompt=arguments.prompt, **values)
 

@@ -66,9 +66,11 @@ class Told:
         return Told(tuple(map(_pinned, images)), None if audio is None else _sound(audio, mode == "voice"), crf)
 
     def check(self, request: Request) -> None:
-        """Raise InputError for a picture at a frame that the clip does not have."""
-        for pinned in self.pictures:
-            pixel_frame(pinned.frame, request.frames)
+        """Raise InputError for a picture at a frame that the clip does not have, or that has one already."""
+        frames = [pixel_frame(pinned.frame, request.frames) for pinned in self.pictures]
+        twice = next((frame for frame in frames if frames.count(frame) > 1), None)
+        if twice is not None:
+            raise InputError(f"frame {twice} was given {frames.count(twice)} pictures and can have one; give each --image its own frame.")
 
     def pictures_at(self, clip: VideoShape, engine: Engine, watch: Watch) -> tuple[Condition, ...]:
         """The pictures as conditions of a clip of this size."""

@@ -210,6 +210,7 @@ def test_e3_e4_negative_prompt_at_cfg_1_is_a_notice():
     (notice,) = check_guidance(*constant(OFF, replace(OFF, modality=3.0)), negative=True)
     assert "negative prompt has no effect" in notice
     assert check_guidance(*constant(OFF, AUDIO), negative=True) == []  # one stream uses it: nothing to say
+    assert check_guidance(*constant(OFF, OFF), negative=True, uncond=True) == []  # CFG++ reads it whatever cfg is
 
 
 def test_stg_without_blocks_is_a_notice_and_no_leg():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from comfyui_ltx25.ltx25 import cli
+from comfyui_ltx25.ltx25 import command as console
 from comfyui_ltx25.ltx25.checkpoint import Kind, identify, read_header
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -70,7 +71,17 @@ def test_tiny_writes_the_set_into_comfyui_folders(tmp_path, capsys):
 
 def test_the_installed_command_is_this_one():
     text = (PACK / "pyproject.toml").read_text()
-    assert 'ltx25 = "comfyui_ltx25.ltx25.cli:main"' in text
+    assert 'ltx25 = "comfyui_ltx25.ltx25.command:main"' in text
+
+
+def test_ctrl_c_while_libraries_are_still_read_is_one_line_and_code_130(monkeypatch, capsys):
+    def interrupted(name, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    code = console.main()
+    monkeypatch.undo()
+    assert code == 130 and capsys.readouterr().err == "ltx25: cancelled\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -98,6 +98,7 @@ def test_a_lora_is_a_file_and_maybe_a_strength(text, path, strength):
     "arguments, words",
     [
         (("--image", "nowhere.png@0"), "nowhere.png does not exist"),
+        (("--image", "{picture}@-1", "--image", "{picture}@8"), "frame 8 was given 2 pictures and can have one"),
         (("--image", "nowhere@home.png"), "stands at 'home.png', which is no frame; write it like picture.png@0"),
         (("--image", ""), "image '': no file was given; write it like picture.png@0"),
         (("--image", "@0"), "image '@0': no file was given"),
