@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,8 @@ from .video import decode_video
 from .working import connecting_bytes, frames_bytes, hearing_bytes, sounding_bytes, timing_bytes
 
 __all__ = ["Conditioning", "Engine", "Files", "Options", "SampleJob", "Sampled"]
+
+log = logging.getLogger(__name__)
 
 TEXT_GRAPHS = {TEXT: 2, CONNECTORS: 1}  # kept at a time: a prompt and its negative differ in length, their contexts do not
 KEPT_TEXTS = 4 << 30  # bytes of text keys and values to hold: at the published sizes those of stage 2 and of frozen sound
@@ -209,8 +212,7 @@ class Engine:
             traced = self._traced(plan, facts, watch) if profile else None
             self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - way.working - SPARE)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
-                prediction = self.forecast(facts)
-                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, prediction, self._group_seconds, self._texts, traced.traced if traced else ())
+                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, self._predicted(facts), self._group_seconds, self._texts, traced.traced if traced else ())
             texts = traced.texts if traced else ()
             return clip
 
@@ -413,6 +415,15 @@ class Engine:
         whole = part.bytes + self._sizing.sampling(ready, ready.job.batched)
         streams = part.streams if part.loaded else part.wanted < part.bytes or whole > self.arbiter.room(self.device)
         return facts_of(ready, job.seed, self._opened, self.device, streams, self._loras)
+
+    def _predicted(self, facts: Mapping[str, object]) -> str:
+        """The sentence of `forecast`; "" where it fails: records that others wrote are no reason to lose a render."""
+        try:
+            return self.forecast(facts)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("The time of this render is not predicted (%s); the render goes on.", reason)
+            return ""
 
     def _decoded(self, part: str) -> tuple[str, ...]:
         """That weights were decoded on load, for the first run that used the part; nothing after it."""

@@ -132,7 +132,7 @@ def _quartiles(samples: Sequence[float]) -> float | None:
     if len(samples) < 4:
         return None
     low, middle, high = statistics.quantiles(samples, n=4)
-    return (high - low) / middle
+    return (high - low) / middle if middle else None
 
 
 def _widest(spreads: Sequence[float | None]) -> float | None:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError
 from .history import Run
-from .law import LEAST, Law, fit_law, pooled
+from .law import LEAST, Law, fit_law, least_squares, pooled
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
         lists: dict[tuple[Any, Series], list[float]] = {}
         for forward in run.untraced:
             told = facts.get(forward.get("id"), {})
-            work = next((w for w in told.get("work", ()) if (w["legs"], w["kind"]) == (forward.get("legs"), forward.get("kind"))), None)
+            work = next((w for w in (told.get("work") or ()) if (w["legs"], w["kind"]) == (forward.get("legs"), forward.get("kind"))), None)
             if work is None or not forward.get("seconds"):
                 continue
             series = Series(
@@ -75,12 +77,11 @@ def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:
                 str(told.get("model")),
                 work["legs"],
                 work["kind"],
-                int(told.get("text", 0)),
-                int(told.get("batch", 1)),
+                told.get("text") or 0,
+                told.get("batch") or 1,
                 tuple((name, told.get(name)) for name in HOW if name in told),
             )
-            streams = told.get("tokens") or {}
-            tokens = (int(streams.get("video", 0)), int(streams.get("audio", 0)))
+            tokens = (told["tokens"].get("video", 0), told["tokens"].get("audio", 0))
             measured = found.setdefault(series, Measured())
             measured.terms[tokens] = (work["linear"], work["attention"])
             key = (forward.get("id"), series)
@@ -159,7 +160,7 @@ def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float
     if name.startswith("load."):
         return "byte", row["done"]
     if name in ("text.tower", "text.project"):
-        return "token", facts.get("tokens", 0)
+        return "token", facts["tokens"] if isinstance(facts.get("tokens"), int) else 0
     if name in ("decode.video", "mux", "upscale"):
         return "pixel", pixels
     if name == "decode.audio":
@@ -178,18 +179,9 @@ def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:
     if sizes < LEAST or span[1] < APART * span[0]:
         rate = statistics.median(seen[span[1]]) / span[1]
         return Rate(0.0, rate, unit, len(pairs), sizes, *span, None, seen)
-    weights = [1 / max(seconds, 1e-9) for _, seconds in pairs]
-    a = sum(w * w for w in weights)
-    b = sum(w * w * size for w, (size, _) in zip(weights, pairs, strict=True))
-    c = sum((w * size) ** 2 for w, (size, _) in zip(weights, pairs, strict=True))
-    p = sum(w for w in weights)
-    q = sum(w * size for w, (size, _) in zip(weights, pairs, strict=True))
-    determinant = a * c - b * b
-    fixed, slope = (p * c - q * b) / determinant, (a * q - b * p) / determinant
-    if fixed < 0:
-        fixed, slope = 0.0, q / c
-    elif slope < 0:
-        fixed, slope = p / a, 0.0
+    rows = np.array([[1.0, size / span[1]] for size, _ in pairs]) / np.array([[max(seconds, 1e-9)] for _, seconds in pairs])
+    fixed, largest = least_squares(rows, np.ones(len(pairs)))
+    slope = largest / span[1]
     off = max(abs((fixed + slope * size) / max(seconds, 1e-9) - 1) for size, seconds in pairs)
     return Rate(fixed, slope, unit, len(pairs), sizes, *span, off, {})
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import InputError
 from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
@@ -196,5 +197,9 @@ def _clip(run: Run, compression: Compression) -> Footprint | None:
     clip = run.header.get("geometry") or {}
     if not all(clip.get(name) for name in ("width", "height", "frames", "frame_rate")):
         return None
-    latent = VideoShape(clip["frames"], clip["height"], clip["width"]).latent(compression)
-    return Footprint(latent, AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"]), 1, clip.get("batch") or 1)
+    try:
+        latent = VideoShape(clip["frames"], clip["height"], clip["width"]).latent(compression)
+        sound = AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"])
+    except InputError:  # off this model's grid: a clip of another model, or none at all
+        return None
+    return Footprint(latent, sound, 1, clip.get("batch") or 1)

@@ -24,6 +24,7 @@ LEAST = 3  # geometries: two points lie on every law
 # Where points do not tell the two rates apart, a TFLOP of attention is taken to cost what a TFLOP of matrix products
 # does. Worth this much of a relative residual, so that it decides only what the points leave open.
 PRIOR = 0.4
+MOST_EXPONENT = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Law:
-    """`constant` s, `linear` and `attention` s/TFLOP; `scale` s and `power` of the power law beside it.
+    """`constant` s, `linear` and `attention` s/TFLOP; e^`offset` s x tokens^`power` is the power law beside it.
 
     `residuals` and `power_residuals`: predicted / measured - 1 per point. `left_out`: the same for each point predicted
     from all others; `power_left_out` likewise. Tokens count both streams.
@@ -56,7 +57,7 @@ class Law:
     constant: float
     linear: float
     attention: float
-    scale: float
+    offset: float
     power: float
     residuals: tuple[float, ...]
     left_out: tuple[float, ...]
@@ -67,6 +68,11 @@ class Law:
     def tokens(self) -> tuple[int, int]:
         """Fewest and most tokens seen: outside, a prediction is an extrapolation."""
         return min(p.tokens for p in self.points), max(p.tokens for p in self.points)
+
+    @property
+    def scale(self) -> float:
+        """s of the power law at one token."""
+        return _exponential(self.offset)
 
     @property
     def error(self) -> float:
@@ -125,7 +131,7 @@ def _at(law: tuple[float, float, float], point: Point) -> float:
 
 
 def _at_power(law: tuple[float, float], point: Point) -> float:
-    return law[0] * point.tokens ** law[1]
+    return _exponential(law[0] + law[1] * math.log(point.tokens))
 
 
 def _physical(points: Sequence[Point]) -> tuple[float, float, float]:
@@ -133,10 +139,10 @@ def _physical(points: Sequence[Point]) -> tuple[float, float, float]:
     weight = PRIOR * statistics.median(p.attention / p.seconds for p in points)  # per s/TFLOP of difference, in relative residual
     rows = np.vstack([rows, weight * np.array([0.0, 1.0, -1.0])])
     wanted = np.append(np.ones(len(points)), 0.0)
-    return tuple(_least_squares(rows, wanted))
+    return tuple(least_squares(rows, wanted))
 
 
-def _least_squares(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
+def least_squares(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
     """Least squares with no coefficient below zero: the best of all choices of which ones are zero."""
     best, least = [0.0] * rows.shape[1], math.inf
     for size in range(1, rows.shape[1] + 1):
@@ -152,8 +158,14 @@ def _least_squares(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
 
 
 def _power(points: Sequence[Point]) -> tuple[float, float]:
+    """ln s at one token, and the power. Through sizes that are nearly one it may be any: neither e^offset nor tokens^power need be a float."""
     slope, offset = np.polyfit([math.log(p.tokens) for p in points], [math.log(p.seconds) for p in points], 1)
-    return math.exp(offset), float(slope)
+    return float(offset), float(slope)
+
+
+def _exponential(x: float) -> float:
+    """e^x, within what can be computed with afterwards."""
+    return math.exp(min(max(x, -MOST_EXPONENT), MOST_EXPONENT))
 
 
 def _left_out(points: Sequence[Point], fit: Callable, at: Callable) -> tuple[float, ...]:

@@ -68,6 +68,18 @@ def test_the_forecast_is_shown_before_the_first_forward(engine, job):
     assert first == "step 1/3 - forward 1-2/6 (cond+uncond) - about 9 s predicted for 6"
 
 
+def test_a_forecast_that_fails_costs_no_render(engine, job, caplog):
+    def fails(facts):
+        raise OverflowError("math range error")
+
+    engine.forecast = fails
+    try:
+        assert engine.sample(job, Watch([])).video.shape == job.video.shape
+    finally:
+        engine.forecast = lambda facts: ""
+    assert [told.getMessage() for told in caplog.records] == ["The time of this render is not predicted (OverflowError: math range error); the render goes on."]
+
+
 def test_back_ends_chosen_by_timing_are_in_the_record(engine, job, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "choices", lambda: {"4x1344 by 1344, 128 wide": "cudnn"})
     with RunRecord(tmp_path, {}) as record:

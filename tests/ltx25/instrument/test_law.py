@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 
@@ -144,6 +145,20 @@ def test_a_line_says_how_far_it_missed_what_it_was_drawn_through():
     least, most = rate.between(3.0)
     assert rate.off == pytest.approx(max(abs(rate.seconds(size) / seconds - 1) for size, seconds in ((1.0, 1.0), (2.0, 2.2), (4.0, 4.0))))
     assert least < rate.seconds(3.0) < most and 0.02 < rate.off < 0.2
+
+
+def test_sizes_that_are_nearly_one_have_a_power_law_that_can_be_computed():
+    """Their noise is steeper than any float: 1371 tokens instead of 1370 that take twice as long are a power of 950."""
+    points = [Point(video, 0, float(video), 0.1 * video, seconds, 5, 1, 0.0) for video, seconds in ((1370, 1.0), (1371, 2.0), (9000, 1.5))]
+    law = fit_law(points)
+    assert all(map(math.isfinite, (*law.power_residuals, *law.power_left_out, law.scale)))
+    assert law_lines(law, Measured())[1].startswith("  power law beside it = ")
+
+
+@pytest.mark.parametrize("wall", [0.0, 1e-12, 1e9])
+def test_a_phase_of_no_time_or_all_of_it_has_a_rate_too(wall):
+    rate = rate_of([(1.0, wall), (2.0, 2.0), (4.0, 4.0)], "pixel")
+    assert rate.fixed >= 0 and rate.per_unit >= 0 and math.isfinite(rate.off)
 
 
 def test_other_settings_are_another_series(tmp_path, monkeypatch):
