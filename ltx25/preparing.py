@@ -9,7 +9,7 @@ import torch
 
 from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
-from .dit.modality import Contexts
+from .dit.modality import Contexts, Leg
 from .guidance import check_guidance
 from .instrument.work import sample_work
 from .job import SampleJob
@@ -90,10 +90,10 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
 
 
 def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, streams: bool, loras: Sequence[Lora]) -> dict[str, object]:
-    """Tokens, steps, legs, forwards and the arithmetic of each kind of group. streams: blocks take turns on the device."""
+    """Tokens, steps, legs (those that some step runs), forwards and the arithmetic of each kind of group. streams: blocks take turns on the device."""
     plan = ready.job
     text = next((context.shape[1] for context in (plan.positive.video, plan.positive.audio) if context is not None and context.dim() == 3), 0)
-    first = next((legs for legs in plan.plans if legs is not None), None)
+    ran = {leg for legs in plan.plans if legs is not None for leg in legs.legs}
     how = {
         "precision": opened.precision,
         "residency": "stream" if streams else "resident",
@@ -104,7 +104,7 @@ def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, s
     return {
         "tokens": ready.tokens,
         "steps": len(plan.sigmas) - 1,
-        "legs": [] if first is None else [leg.value for leg in first.legs],
+        "legs": [leg.value for leg in Leg if leg in ran],
         "forwards": plan.forwards,
         "sampler": type(plan.sampler).__name__,
         "seed": seed,

@@ -189,8 +189,10 @@ def _finished(run: Run, models: Models) -> Iterator[tuple[dict[str, Any], dict[s
 
 def _sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a sample phase says of itself as it begins: a render may have several, of other sizes and legs."""
-    rows = len(facts.get("legs") or [1]) if facts.get("batched") else 1
-    return {"rows": rows, "tokens": facts.get("tokens")}
+    widest = max((len(group["legs"].split("+")) for group in facts.get("work") or ()), default=len(facts.get("legs") or [1]))
+    told = facts.get("tokens")
+    tokens = {name: told[name] for name in ("video", "audio") if name in told} if isinstance(told, Mapping) else None
+    return {"rows": widest if facts.get("batched") else 1, "tokens": tokens}
 
 
 def _clip(run: Run, compression: Compression) -> Footprint | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from .costs import Measured
@@ -86,11 +88,24 @@ def clip_text(run: Run) -> str:
 def steps_text(run: Run) -> str:
     """Steps and legs in one phrase, of each sampling: a render may have two stages."""
     begun = [event.get("facts") or {} for event in run.of("phase") if event.get("name") == "sample" and event.get("state") == "open"]
-    told = [(facts.get("steps") or run.header.get("steps"), facts.get("legs") or run.header.get("legs")) for facts in begun or [{}]]
-    texts = [f"{counted(steps, 'step')} of {'+'.join(legs)}" for steps, legs in told if steps and legs]
+    texts = [text for text in (_sampling_text({**run.header, **{name: fact for name, fact in facts.items() if fact is not None}}) for facts in begun or [{}]) if text]
     if len(texts) > MOST_SAMPLINGS:
         return f"{texts[0]} and {len(texts) - 1} more samplings"
     return " + ".join(texts) or "no steps"
+
+
+def _sampling_text(facts: Mapping[str, Any]) -> str:
+    """"30 steps of cond+uncond"; where steps differ, how many groups of forwards have which legs. A step may have several groups, or none."""
+    steps, groups = facts.get("steps"), Counter()
+    for work in facts.get("work") or ():
+        groups[work["legs"]] += work.get("groups") or 0
+    legs = next(iter(groups), "+".join(facts.get("legs") or ()))
+    if not steps or not legs:
+        return ""
+    if len(groups) < 2:
+        return f"{counted(steps, 'step')} of {legs}"
+    total = "" if groups.total() == steps else f", {counted(groups.total(), 'group')}"
+    return f"{counted(steps, 'step')}{total}: {', '.join(f'{count} of {legs}' for legs, count in groups.items())}"
 
 
 def _forward_lines(run: Run) -> list[str]:

@@ -1,5 +1,8 @@
 """What the engine tells the instrument: facts of a sample phase before it runs, back ends chosen, a traced step."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
@@ -7,6 +10,7 @@ from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, Sam
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance
 from comfyui_ltx25.ltx25.instrument import RunRecord, TextSink, Watch, profile
 from comfyui_ltx25.ltx25.instrument.history import read_run
+from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.tiny import write_tiny
 
@@ -45,6 +49,37 @@ def test_facts_before_anything_is_loaded_are_those_of_the_run(engine, job, tmp_p
     assert [(forward["first"], forward["last"]) for forward in run.forwards] == [(1, 2), (3, 4), (5, 6)]
     (work,) = facts["work"]
     assert (work["legs"], work["groups"]) == ("cond+uncond", 3) and all(forward["legs"] == work["legs"] for forward in run.forwards)
+
+
+def test_steps_with_other_legs_than_the_first_are_told(engine, job, tmp_path):
+    """Guided in the middle alone: the first step, of one leg, speaks for no other."""
+    windowed = replace(job, video_guidance=Bins.window(CFG, 0.8, 0.1), sigmas=(1.0, 0.9, 0.7, 0.4, 0.0))
+    assert engine.facts(windowed)["legs"] == ["cond", "uncond"]
+    with RunRecord(tmp_path, {}) as record:
+        engine.sample(windowed, Watch([record]))
+    assert steps_text(read_run(record.path)) == "4 steps: 2 of cond, 2 of cond+uncond"
+
+
+def work_of(**groups):
+    return [{"legs": legs, "kind": "", "groups": n, "linear": 1.0, "attention": 1.0} for legs, n in groups.items()]
+
+
+@pytest.mark.parametrize(
+    ("header", "facts", "said"),
+    [
+        ({"steps": 4, "legs": ["cond"]}, {}, "4 steps of cond"),  # a record without the arithmetic
+        ({}, {"steps": 1, "work": work_of(cond=1)}, "1 step of cond"),
+        ({}, {"steps": 4, "work": work_of(cond=8)}, "4 steps of cond"),  # two calls a step
+        ({}, {"steps": 4, "work": work_of(cond=2) + work_of(cond=2)}, "4 steps of cond"),  # in two kinds
+        ({}, {"steps": 5, "work": work_of(cond=1, uncond=2)}, "5 steps, 3 groups: 1 of cond, 2 of uncond"),  # two steps skipped
+        ({}, {"steps": None, "work": None}, "no steps"),
+    ],
+)
+def test_steps_and_legs_in_one_phrase(tmp_path, header, facts, said):
+    told = {"tokens": {"video": 1}, **facts} if facts else {}
+    lines = ({"event": "run", "t": 0, "format": 1, **header}, {"event": "phase", "t": 0, "state": "open", "id": 1, "name": "sample", "facts": told})
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert steps_text(read_run(tmp_path / "a.jsonl")) == said
 
 
 def test_the_forecast_is_shown_before_the_first_forward(engine, job):
