@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL.PngImagePlugin import PngInfo
 
 from ..errors import FileError, InputError
-from ..instrument.compare import Change, compare, differences, same_request
+from ..instrument.compare import Change, compare, differences, same_request, stopped_in
 from ..instrument.costs import Measured, Rate, Series, law_of, measured_series, phase_rates
 from ..instrument.history import Run, find_run, read_run, read_runs
 from ..instrument.law import Law
@@ -74,9 +74,21 @@ def _plot(arguments: argparse.Namespace) -> int:
     target = Path(arguments.output) if arguments.output else run.path.with_suffix(".png")
     named = PngInfo()
     named.add_itxt("record", os.fsencode(run.path).decode("utf-8", "replace"))
-    plot_run(run).save(target, pnginfo=named if target.suffix.lower() == ".png" else None)
+    picture = plot_run(run)
+    try:
+        picture.save(target, pnginfo=named if target.suffix.lower() == ".png" else None)
+    except (OSError, ValueError, KeyError) as error:  # the latter two: a suffix Pillow has no writer for
+        raise FileError(f"the plot cannot be written to {target} ({_reason(target, error)}); name a .png file in a folder that can be written with -o.") from None
     print(target)
     return 0
+
+
+def _reason(target: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.strerror
+    if "\0" in str(target):
+        return "its name cannot be a file's"
+    return f"no picture format of this size and colour is named '{target.suffix}'" if target.suffix else "its name has no suffix"
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -85,10 +97,13 @@ def _compare(arguments: argparse.Namespace) -> int:
     changes = compare(a, b, read_runs(folder)[0])
     print(f"A {a.name}: {clip_text(a)}, {steps_text(a)}, {a.header.get('device')}")
     print(f"B {b.name}: {clip_text(b)}, {steps_text(b)}, {b.header.get('device')}")
+    for name, run in (("A", a), ("B", b)):
+        if run.status != "done":
+            print(f"{name} did not come to its end ({run.status} in {run.where}): only what it completed is compared")
     for name, before, after in differences(a, b):
         print(f"differs: {name} {before} -> {after}")
     rows = [("", "A", "B", "change", "spread", "verdict"), *(_change(change) for change in changes)]
-    rows.append(_change(Change("run", a.wall, b.wall, None, same_request(a, b))))
+    rows.append(_change(Change("run", a.wall, b.wall, None, same_request(a, b), stopped_in(a, b, lambda run: run.status != "done"))))
     print(aligned(rows, left=(0, 5)))
     return 0
 

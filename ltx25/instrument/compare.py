@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,23 +17,27 @@ VERSIONS = ("torch", "triton", "driver", "pack", "revision")
 @dataclass(frozen=True)
 class Change:
     """One phase in both runs; s, None where a run has no such phase. `spread`: how much equal runs differ, relative; None:
-    nobody knows (one run each). `equal`: whether both runs were asked for the same; else their seconds are no measure of each other."""
+    nobody knows (one run each). `equal`: whether both runs were asked for the same; else their seconds are no measure of each other.
+    stopped: "A", "B" or "AB", the runs that did not come to its end: how long it takes, they do not say."""
 
     name: str
     before: float | None
     after: float | None
     spread: float | None
     equal: bool
+    stopped: str
 
     @property
     def relative(self) -> float | None:
-        return self.after / self.before - 1 if self.before and self.after is not None else None
+        return self.after / self.before - 1 if self.before and self.after is not None and not self.stopped else None
 
     @property
     def verdict(self) -> str:
-        """slower / faster / same / only in one run / spread unknown / different request."""
+        """slower / faster / same / only in one run / stopped in one or both / spread unknown / different request."""
         if self.before is None or self.after is None:
             return "only in B" if self.before is None else "only in A"
+        if self.stopped:
+            return f"stopped in {' and '.join(self.stopped)}"
         if not self.equal:
             return "different request"
         change = self.relative
@@ -59,13 +63,19 @@ def compare(a: Run, b: Run, others: Iterable[Run] = ()) -> list[Change]:
         spreads = [_quartiles(samples) for samples in (before, after) if samples]
         within += spreads
         spreads += [_range([statistics.median(_groups(run)[name]) for run in group if name in _groups(run)]) for group in siblings]
-        forwards.append(Change(name, _median(before), _median(after), _widest(spreads), equal))
+        forwards.append(Change(name, _median(before), _median(after), _widest(spreads), equal, ""))
     phases = []
     for name in _names(a, b, phase_seconds):
         spreads = [_range([phase_seconds(run).get(name) for run in group]) for group in siblings]
         spreads += within if name == "sample" else []
-        phases.append(Change(name, phase_seconds(a).get(name), phase_seconds(b).get(name), _widest(spreads), equal))
+        stopped = stopped_in(a, b, lambda run, name=name: any(row["name"] == name and row["error"] for row in run.phases))
+        phases.append(Change(name, phase_seconds(a).get(name), phase_seconds(b).get(name), _widest(spreads), equal, stopped))
     return phases + forwards
+
+
+def stopped_in(a: Run, b: Run, stopped: Callable[[Run], bool]) -> str:
+    """Which of the two runs stopped: "", "A", "B" or "AB"."""
+    return "A" * stopped(a) + "B" * stopped(b)
 
 
 def same_request(a: Run, b: Run) -> bool:

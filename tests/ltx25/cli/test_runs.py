@@ -244,6 +244,50 @@ def test_compare_says_when_it_knows_no_spread(tmp_path, monkeypatch):
     assert {change.name: change.verdict for change in compare(a, b)}["load.read"] == "spread unknown"
 
 
+def test_compare_says_which_run_did_not_come_to_its_end(ltx25, records):
+    done, failed = records[0].path.name, find_run(records[0].path.parent, "last").name
+    for a, b, letter in ((done, failed, "B"), (failed, done, "A"), (failed, failed, "A and B")):
+        _, text = ltx25("compare", a, b)
+        rows = {line.split("  ")[0]: line for line in text.splitlines()}
+        said = [line for line in text.splitlines() if line.endswith("(failed in sample: step 3/6 - forward 9-12/24 (cond+uncond+stg+mod)): only what it completed is compared")]
+        assert [line[0] for line in said] == letter.split(" and ")
+        for name in ("sample", "run"):
+            assert rows[name].endswith(f"stopped in {letter}") and not re.search(r"[+-]\d", rows[name])
+        assert "stopped" not in rows["load.read"]
+    assert "stopped" not in ltx25("compare", done, records[1].path.name)[1]
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("missing/x.png", "No such file or directory"),
+        ("folder.png", "Is a directory"),
+        ("x.mp4", "no picture format of this size and colour is named '.mp4'"),
+        ("x.xbm", "no picture format of this size and colour is named '.xbm'"),  # two colours only
+        ("x", "its name has no suffix"),
+        ("a\0b.png", "its name cannot be a file's"),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_one_sentence(records, tmp_path, capsys, output, reason):
+    (tmp_path / "folder.png").mkdir()
+    before = sorted(tmp_path.iterdir())
+    assert main(["runs", "--runs", str(tmp_path / "runs"), "plot", "last", "-o", str(tmp_path / output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ltx25 runs: the plot cannot be written to ") and f"({reason})" in error and error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_disk_too_full_for_a_plot_is_one_sentence_and_leaves_no_piece_of_it(records, tmp_path, capsys):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a write beyond fails, as on a full disk
+    try:
+        assert main(["runs", "--runs", str(tmp_path / "runs"), "plot", "last", "-o", str(tmp_path / "x.png")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "(File too large)" in capsys.readouterr().err and not (tmp_path / "x.png").exists()
+
+
 def test_h5_second_pass_runs_at_the_speed_its_tokens_predict(tmp_path, monkeypatch):
     """A pass that got slower for another reason than its size stands out against the law of the others."""
     clock = Clock(monkeypatch)
