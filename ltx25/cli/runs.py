@@ -140,11 +140,16 @@ def _fixed_lines(device: str, rates: dict[str, Rate], series: dict[Series, Measu
         elif rate.unit == "byte":
             variable = rate_text(1 / rate.per_unit) if rate.per_unit else "-"
         elif rate.unit == "pixel":
-            variable = f"{seconds_text(1e6 * rate.per_unit)} per megapixel"
+            variable = f"{_small(1e6 * rate.per_unit)} per megapixel"
         else:
-            variable = f"{seconds_text(rate.per_unit)} per {rate.unit}"
+            variable = f"{_small(rate.per_unit)} per {rate.unit}"
         rows.append((f"  {name}", fixed, variable, f"{counted(rate.samples, 'phase')}, {counted(rate.sizes, 'size')}{note}"))
     return [f"around the forwards on {device}:", *aligned(rows, left=(0, 3)).splitlines()]
+
+
+def _small(seconds: float) -> str:
+    """As seconds_text, with the digits that what one unit takes needs: 2.1e-6 -> "2.1 us"."""
+    return f"{1e6 * seconds:.3g} us" if 0 < seconds < 1e-3 else seconds_text(seconds)
 
 
 def _find(folder: Path, name: str) -> Run:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comfyui_ltx25.ltx25.cli import main
-from comfyui_ltx25.ltx25.cli.runs import add_parser
+from comfyui_ltx25.ltx25.cli.runs import _fixed_lines, add_parser
 from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.instrument.compare import compare
-from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series
+from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, rate_of
 from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.plot import plot_run
 from comfyui_ltx25.tests.support.records import Clock, render
@@ -78,6 +78,12 @@ def test_fit_prints_law_residuals_range_and_fixed_costs(ltx25, records):
     assert "left out" in text and "from 1370 to 7589 tokens; outside it is an extrapolation" in text
     assert "the first group takes 2.0" in text
     assert "10.7 GB/s" in text and "per megapixel" in text and "not a law" in text
+
+
+def test_what_one_unit_takes_is_told_with_digits_however_little_it_is():
+    rates = {"text.project": rate_of([(200.0, 2.4e-4)], "token"), "decode.video": rate_of([(1e6, 1e-4)], "pixel"), "decode.audio": rate_of([(1.0, 0.5)], "s of sound")}
+    text = "\n".join(_fixed_lines("Toy card", rates, {}))
+    assert "1.2 us per token" in text and "100 us per megapixel" in text and "0.50 s per s of sound" in text
 
 
 def test_fit_refuses_to_call_two_geometries_a_law(ltx25, records):
