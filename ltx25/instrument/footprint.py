@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ MEASURABLE = 64 << 20  # bytes: below, what allocators keep and round is larger 
 # What records may make of the arithmetic: times so much of it, and so many bytes more.
 DEVICE_BOUNDS = (0.8, 2.0, 0)
 HOST_BOUNDS = (0.5, 3.0, 1 << 30)  # libraries, staging and what allocators keep are the process's own, and no part of the arithmetic
+GRAIN = 2 << 20  # bytes allocators take and give back at a time: no measurement is closer
 FRESH = 32 << 20  # bytes a process may hold more than at its first run and count as one that has not rendered
 
 PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
@@ -83,9 +85,11 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Line:
-    """bytes = fixed + slope * arithmetic, and never beyond `bounds` of the arithmetic.
+    """bytes = fixed + slope * arithmetic, and never beyond `bounds` of the arithmetic; of a size seen, what it took.
 
-    off: the largest residual, bytes; least, most: arithmetic of the sizes seen, `samples` phases of `sizes` different ones.
+    off: bytes, the largest of what it missed of the sizes seen, what lines without one of them missed of that one, and the
+    spread of runs of equal size. least, most: arithmetic of the sizes seen, `samples` phases of `sizes` different ones.
+    seen: arithmetic -> bytes measured. others: the lines without one size each, of three sizes or more.
     """
 
     fixed: float
@@ -96,14 +100,35 @@ class Line:
     least: float
     most: float
     bounds: tuple[float, float, int]
-
-    def basis(self, arithmetic: float) -> str:
-        seen = "" if self.least <= arithmetic <= self.most else ", extrapolated"
-        return f"{counted(self.samples, 'phase')} of {counted(self.sizes, 'size')} measured here, within {bytes_text(int(self.off))}{seen}"
+    seen: Mapping[float, Sequence[float]]
+    others: tuple[Line, ...]
 
     def at(self, arithmetic: float) -> int:
+        if arithmetic in self.seen:
+            return int(statistics.median(self.seen[arithmetic]))
         low, high, beyond = self.bounds
         return int(min(max(self.fixed + self.slope * arithmetic, low * arithmetic), high * arithmetic + beyond))
+
+    def is_known(self, arithmetic: float) -> bool:
+        """Whether the measurements tell how far off `at` may be: three sizes do, and repeats of this one."""
+        return self.sizes >= LEAST or len(self.seen.get(arithmetic, ())) > 1
+
+    def open(self, arithmetic: float) -> int:
+        """Bytes that `at` may be off by as far as the measurements tell; wider the farther from what was seen.
+
+        Of n repeats: (n + 1)/(n - 1) of their spread, because a few show less of it than many.
+        """
+        n = len(self.seen.get(arithmetic, ()))
+        if n > 1:
+            return math.ceil(max(GRAIN, _spread(self.seen) * (n + 1) / (n - 1)))
+        outside = max(0.0, self.least - arithmetic, arithmetic - self.most) / max(self.most - self.least, 1.0)
+        apart = max((abs(other.at(arithmetic) - self.at(arithmetic)) for other in self.others), default=0)
+        return math.ceil(max(GRAIN, self.off * (1 + outside), apart))
+
+    def basis(self, arithmetic: float) -> str:
+        how = f"within {bytes_text(self.open(arithmetic))}" if self.is_known(arithmetic) else "how far off is not known"
+        outside = "" if self.least <= arithmetic <= self.most else ", extrapolated"
+        return f"{counted(self.samples, 'phase')} of {counted(self.sizes, 'size')} measured here, {how}{outside}"
 
 
 def line_of(pairs: Sequence[tuple[float, float]], bounds: tuple[float, float, int], has_fixed: bool = True) -> Line:
@@ -112,18 +137,37 @@ def line_of(pairs: Sequence[tuple[float, float]], bounds: tuple[float, float, in
 
     Sizes that are too few or too much alike to tell a slope from a fixed part keep the arithmetic's own slope.
     """
+    seen = {size: [bytes_ for other, bytes_ in pairs if other == size] for size, _ in pairs}
+    fixed, slope = _fit(pairs, bounds, has_fixed)
+    line = Line(fixed, slope, 0.0, len(pairs), len(seen), min(seen), max(seen), bounds, seen, ())
+    missed = [abs(fixed + slope * size - bytes_) for size, bytes_ in pairs]
+    others = []
+    if len(seen) >= LEAST:
+        for size, measured in seen.items():
+            rest = [pair for pair in pairs if pair[0] != size]
+            other = replace(line, **dict(zip(("fixed", "slope"), _fit(rest, bounds, has_fixed), strict=True)), seen={})
+            missed += [abs(other.at(size) - bytes_) for bytes_ in measured]
+            others.append(other)
+    return replace(line, off=max(*missed, _spread(seen)), others=tuple(others))
+
+
+def _fit(pairs: Sequence[tuple[float, float]], bounds: tuple[float, float, int], has_fixed: bool) -> tuple[float, float]:
+    """Fixed part and slope of `line_of`."""
     xs, ys = zip(*pairs, strict=True)
     sizes, span = len(set(xs)), (min(xs), max(xs))
-    slope, through_zero = 1.0, not has_fixed
+    fixed, slope, through_zero = 0.0, 1.0, not has_fixed
     if has_fixed and sizes >= LEAST and span[1] >= APART * span[0]:
         slope, fixed = statistics.linear_regression(xs, ys)
         through_zero = fixed < 0
     if through_zero and span[1] > 0:
         slope = sum(x * y for x, y in pairs) / sum(x * x for x in xs)
     slope = min(max(slope, bounds[0]), bounds[1])
-    fixed = statistics.fmean(y - slope * x for x, y in pairs) if has_fixed else 0.0
-    off = max(abs(fixed + slope * x - y) for x, y in pairs)
-    return Line(fixed, slope, off, len(pairs), sizes, *span, bounds)
+    return (statistics.fmean(y - slope * x for x, y in pairs) if has_fixed else 0.0), slope
+
+
+def _spread(seen: Mapping[float, Sequence[float]]) -> float:
+    """Bytes between runs of equal size, at most."""
+    return max(max(repeats) - min(repeats) for repeats in seen.values())
 
 
 def device_lines(runs: Sequence[Run], models: Models) -> dict[str, Line]:

@@ -32,10 +32,11 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
     lines.append(aligned(rows, left=(0, 3)))
     for name, peak, have in (("device", plan.on_device, budget.device), ("host", plan.on_host, budget.host)):
         if peak is not None:
-            there = f" of {bytes_text(have)} there" if have is not None else ""
-            lines.append(f"peak {name} memory: {bytes_text(peak.bytes)}{there} ({peak.basis})")
+            there = f", of {bytes_text(have)} there" if have is not None else ""
+            sure = f", up to {bytes_text(peak.need)}" if peak.known else ""
+            lines.append(f"peak {name} memory: {bytes_text(peak.bytes)}{sure}{there} ({peak.basis})")
     reasons = plan.beyond(budget)
-    lines.append("it fits" if not reasons else "it does not fit: " + "; ".join(reasons))
+    lines.append(_fits(plan) if not reasons else "it does not fit: " + "; ".join(reasons))
     return "\n".join(lines)
 
 
@@ -79,6 +80,11 @@ def parse_bytes(text: str) -> int:
     if not found or float(found[1]) == 0:
         raise InputError(f"'{text}' is no memory size; write it like 24G.")
     return int(float(found[1]) * 1024 ** ("kmgt".index(found[2]) + 1))
+
+
+def _fits(plan: Plan) -> str:
+    known = all(peak.known for peak in (plan.on_device, plan.on_host) if peak is not None)
+    return "it fits" if known else "it fits by these numbers; how far off the memory may be is not known"
 
 
 def _between(ends: tuple[float, float] | None) -> str:

@@ -87,11 +87,13 @@ class Peak:
     """Most memory of a render, bytes, and the phase and what else the number rests on.
 
     need: what must be there for it: the most that measurements leave open, and what the engine's own checks ask for.
+    known: whether the measurements tell how far off the number may be.
     """
 
     bytes: int
     need: int
     basis: str
+    known: bool
 
 
 @dataclass(frozen=True)
@@ -337,19 +339,19 @@ class Planner:
                 continue
             loaded[part] = weights = models.held[part]
             working = clip.working(phase, models, self.device.type, None)
-            size, off, _ = self._expected(place, phase, working[place])
+            size, off, *_ = self._expected(place, phase, working[place])
             if capacity is not None and sum(loaded.values()) + max(working[place], size + off) > capacity:
                 loaded, parked = {part: weights}, 0
                 working = clip.working(phase, models, self.device.type, max(0, capacity - weights))
-                size, off, _ = self._expected(place, phase, working[place])
+                size, off, *_ = self._expected(place, phase, working[place])
                 stays = max(models.least[part], capacity - max(working[place], size + off))
                 if stays < weights:  # its blocks take turns in the room there is
                     loaded, parked, weights = {part: stays}, self._parked(weights - stays, budget), models.least[part]
                     turns.add(part)
             held = sum(loaded.values())
             if not on_cpu:
-                size, off, basis = self._expected("device", phase, working["device"])
-                device.reach(held + size, max(held + size + off, weights + working["device"]), f"in {phase}, {basis}")
+                size, off, basis, known = self._expected("device", phase, working["device"])
+                device.reach(held + size, max(held + size + off, weights + working["device"]), f"in {phase}, {basis}", known)
             self._reach_host(host, phase, working["host"], held if on_cpu else parked, weights * on_cpu)
         if self._writes:
             self._reach_host(host, WRITING, clip.working(WRITING, models, self.device.type, None)["host"], sum(loaded.values()) * on_cpu, 0)
@@ -362,25 +364,25 @@ class Planner:
 
     def _reach_host(self, host: _Highest, phase: str, arithmetic: int, held: int, asked: int) -> None:
         """held: bytes of weights on the host; asked: beside `arithmetic`, without which the engine does not start the phase."""
-        size, off, basis = self._expected("host", phase, arithmetic)
+        size, off, basis, known = self._expected("host", phase, arithmetic)
         reached = self._baseline + held + size
-        host.reach(reached, max(reached + off, self._baseline + arithmetic + asked), f"in {phase}, {basis}")
+        host.reach(reached, max(reached + off, self._baseline + arithmetic + asked), f"in {phase}, {basis}", known)
         if self._outside is not None:
-            size, off, basis = self._expected("again", phase, arithmetic)
+            size, off, basis, known = self._expected("again", phase, arithmetic)
             reached = self._outside + held + size
-            host.reach(reached, reached + off, f"in {phase}, on top of what this process holds, {basis}")
+            host.reach(reached, reached + off, f"in {phase}, on top of what this process holds, {basis}", known)
 
-    def _expected(self, place: str, phase: str, arithmetic: int) -> tuple[int, int, str]:
-        """Bytes beside the weights, how many more the measurements leave open, and what they rest on. place: "device", "host"
-        above a new process, or above one that rendered before ("again").
+    def _expected(self, place: str, phase: str, arithmetic: int) -> tuple[int, int, str, bool]:
+        """Bytes beside the weights, how many more the measurements leave open, what they rest on, and whether that is all that
+        is open. place: "device", "host" above a new process, or above one that rendered before ("again").
         """
         line = self._lines[place].get(phase)
         if line is not None:
-            return line.at(arithmetic), int(line.off), f"by {line.basis(arithmetic)}"
+            return line.at(arithmetic), line.open(arithmetic), f"by {line.basis(arithmetic)}", line.is_known(arithmetic)
         new = self._lines["host"].get(phase)  # memory that a process took once serves again; what grows with the clip comes on top
         if place == "again" and new is not None:
-            return int(min(new.slope * arithmetic, new.at(arithmetic))), int(new.off), "by measurements of new ones"
-        return arithmetic + (GROWTH if place == "host" else 0), 0, "by arithmetic"
+            return int(min(new.slope * arithmetic, new.at(arithmetic))), new.open(arithmetic), "by measurements of new ones", False
+        return arithmetic + (GROWTH if place == "host" else 0), 0, "by arithmetic", False
 
     @cached_property
     def _baseline(self) -> int:
@@ -406,7 +408,7 @@ class _Highest:
     """The highest of the phases' peaks, and the most that must be there for one."""
 
     def __init__(self) -> None:
-        self.peak = Peak(0, 0, "")
+        self.peak = Peak(0, 0, "", False)
 
     @staticmethod
     def of(peaks: Sequence[Peak | None]) -> Peak | None:
@@ -415,12 +417,12 @@ class _Highest:
         for peak in peaks:
             if peak is None:
                 return None
-            highest.reach(peak.bytes, peak.need, peak.basis)
+            highest.reach(peak.bytes, peak.need, peak.basis, peak.known)
         return highest.peak
 
-    def reach(self, reached: int, need: int, basis: str) -> None:
+    def reach(self, reached: int, need: int, basis: str, known: bool) -> None:
         need = max(self.peak.need, need)
-        self.peak = Peak(reached, need, basis) if reached > self.peak.bytes else replace(self.peak, need=need)
+        self.peak = Peak(reached, need, basis, known) if reached > self.peak.bytes else replace(self.peak, need=need)
 
 
 def course_of(request: Request, blocks: int, frozen: frozenset[str] = frozenset()) -> Course:

@@ -13,6 +13,7 @@ from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
 from comfyui_ltx25.ltx25.instrument.flops import group_flops
 from comfyui_ltx25.ltx25.instrument.footprint import (
     DEVICE_BOUNDS,
+    GRAIN,
     HOST_BOUNDS,
     PARTS,
     WRITING,
@@ -232,6 +233,52 @@ def test_records_of_hidden_or_wild_memory_do_not_carry_the_plan_away(bounds, mor
             assert bounds[0] * plain * 0.999 <= line_of(pairs, bounds).at(plain) <= bounds[1] * plain + more
 
 
+MIB = 1 << 20
+
+
+def test_fewer_than_three_sizes_tell_not_how_far_off_memory_may_be():
+    for pairs in ([(100 * MIB, 130 * MIB)], [(100 * MIB, 130 * MIB), (300 * MIB, 390 * MIB)]):
+        line = line_of(pairs, HOST_BOUNDS)
+        for size in (100 * MIB, 200 * MIB, 900 * MIB):
+            assert not line.is_known(size) and "how far off is not known" in line.basis(size) and "within" not in line.basis(size)
+        assert line.at(pairs[0][0]) == pairs[0][1]
+
+
+def test_memory_of_a_size_seen_is_what_it_took_within_its_repeats():
+    line = line_of([(100 * MIB, 150 * MIB), (100 * MIB, 156 * MIB), (100 * MIB, 154 * MIB), (300 * MIB, 400 * MIB)], HOST_BOUNDS)
+    assert line.at(100 * MIB) == 154 * MIB and line.open(100 * MIB) == 2 * 6 * MIB  # three repeats
+    assert line.is_known(100 * MIB) and not line.is_known(300 * MIB)
+
+
+def test_memory_is_known_as_far_as_sizes_left_out_were_missed_and_repeats_differ():
+    """A curve that is no line, with repeats that differ: what is left open is the larger of both, and grows outside."""
+    sizes = (100 * MIB, 200 * MIB, 400 * MIB, 800 * MIB)
+    pairs = [(size, size + 30 * MIB * (size // (100 * MIB)) ** 0.5) for size in sizes]
+    line = line_of(pairs, HOST_BOUNDS)
+    for size, took in pairs:
+        missed = abs(line_of([pair for pair in pairs if pair[0] != size], HOST_BOUNDS).at(size) - took)
+        assert GRAIN < missed <= line.off + 1 and line.open(size) >= missed - 1
+    noisy = line_of([*pairs, (sizes[1], pairs[1][1] + 90 * MIB)], HOST_BOUNDS)
+    assert noisy.open(300 * MIB) >= noisy.off >= 90 * MIB
+    inside, near, far = (line.open(size) for size in (300 * MIB, 900 * MIB, 8000 * MIB))
+    assert inside < near < far and line.basis(8000 * MIB).endswith("extrapolated")
+
+
+def test_one_record_makes_no_plan_that_is_sure_to_fit_and_three_sizes_ask_for_what_they_leave_open(tmp_path, monkeypatch):
+    clock, roomy = Clock(monkeypatch), Budget(None, 1 << 40, 1 << 40)
+    for n, size in enumerate(SIZES):
+        record = render(tmp_path, clock, *size, grown=n * n * (40 << 20), device=device_name(CARD))
+        planner = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED, writes=False)
+        text = plan_text(planner.plan(request(*size)), planner.models, roomy)
+        assert ("it fits by these numbers; how far off the memory may be is not known" in text) == (n < 2)
+        assert (" up to " in text) == (n == 2)
+        seen = max(row["peak_host"] for row in read_run(record.path).phases)
+        assert planner.plan(request(*size)).host == pytest.approx(seen, rel=1e-6)
+    other = planner.plan(request(1024, 704, 73)).on_host
+    assert other.known and not planner.plan(request(1024, 704, 73)).beyond(Budget(None, None, other.need))
+    assert planner.plan(request(1024, 704, 73)).beyond(Budget(None, None, other.need - 1)) and other.need > other.bytes + (10 << 20)
+
+
 def test_what_an_earlier_clip_left_in_a_process_tells_nothing_of_a_new_one(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     render(tmp_path, clock, *SIZES[2], device=device_name(CARD))
@@ -411,7 +458,7 @@ def test_a_phase_seen_at_one_size_is_certain_of_nothing_but_its_repeats(tmp_path
 def test_without_records_nothing_is_said_to_be_known(bare):
     plan = bare.plan(request())
     assert plan.between is None and all(phase.between is None for phase in plan.phases)
-    assert plan_text(plan, bare.models, NO_LIMIT).count("not known") == len(plan.phases) + 1
+    assert plan_text(plan, bare.models, NO_LIMIT).count("not known") == len(plan.phases) + 2
 
 
 def test_the_sentence_before_the_first_forward_says_how_far_off_it_can_be(tmp_path, monkeypatch):
