@@ -11,11 +11,12 @@ Each line is one JSON object with `event` and `t` (s of the monotonic clock sinc
 run (the header), about (facts that came later), resume (a later part of the same run), phase (state open / closed),
 span (a device_span that became known after its phase), forward (state done / running), chunk, tick, beat, profile, note,
 end. A line is written whole with one write: a killed run leaves a valid file that names what was running.
-A disk that cannot be written costs the record and one warning, never the run.
+A disk that cannot be written costs the record and one warning, never the run; no piece of the record stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -41,7 +42,7 @@ OF_THE_TICK = ("step", "steps", "forward", "running", "legs", "kind", "seconds")
 class RunRecord(Sink):
     """Writes one run. Enter it for each part of the run (in a node graph, each node); every exit leaves a whole record.
 
-    `path` is None where no file could be opened. Prompts are kept only with `record_prompts`, and are cut out of texts
+    `path` is None where no file could be opened or written to its end. Prompts are kept only with `record_prompts`, and are cut out of texts
     and errors otherwise.
     """
 
@@ -85,9 +86,9 @@ class RunRecord(Sink):
         where = self._stopped or {}
         self._write("end", status=self.status, error=self._error(error), wall=self.wall, accounted=self.accounted, **where)
         with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                self._attempt(lambda: os.close(fd))  # a disk may say here that it did not take the last lines
 
     def fail(self, where: str, error: Exception) -> None:
         """End a run that was begun as failed, for what stopped it between its parts: `where` is no phase (in a node graph, a node that runs none)."""
@@ -235,16 +236,23 @@ class RunRecord(Sink):
         lock(self._fd)
 
     def _attempt(self, action: Any) -> Any:
-        """Run `action`; when the disk refuses, give the record up with the run's one warning."""
+        """Run `action`; when the disk refuses, give the record up with the run's one warning.
+
+        What was written of it goes: without its end it would be taken for the record of a killed run.
+        """
         try:
             return action()
         except OSError as error:
             if not self._lost:
-                log.warning("The run record in %s is lost from here on (%s); the render goes on.", self._folder, error.strerror or error)
+                log.warning("The run record in %s is lost (%s); the render goes on without one.", self._folder, error.strerror or error)
             self._lost = True
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            fd, path, self._fd, self.path = self._fd, self.path, None, None
+            with contextlib.suppress(OSError):
+                if fd is not None:
+                    os.close(fd)
+            with contextlib.suppress(OSError):
+                if path is not None:
+                    path.unlink()
             return None
 
 

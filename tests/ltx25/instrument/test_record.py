@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25.cli.finish import recorded
 from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
 from comfyui_ltx25.ltx25.instrument import header as about
 from comfyui_ltx25.ltx25.instrument.header import machine, request_facts
@@ -260,21 +262,38 @@ def test_a_folder_that_cannot_be_written_costs_the_record_not_the_render(tmp_pat
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
 
 
-def test_a_disk_that_fills_up_costs_the_rest_of_the_record_with_one_warning(tmp_path, caplog):
-    """No file may grow beyond 2000 bytes for a while: the write that would fails, as on a full disk."""
+@pytest.mark.parametrize("full", ["first line", "middle", "last line", "next part"])
+def test_a_disk_that_fills_up_costs_the_record_with_one_warning_and_leaves_no_piece_of_it(tmp_path, caplog, capsys, full):
+    """No file may grow for a while: a write fails as on a full disk. What is left would be called killed by the next run."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    try:
-        with RunRecord(tmp_path, {}) as record, Watch([record]).phase("decode.video", total=100, unit="chunk") as phase:
-            for _ in range(100):
+    record = RunRecord(tmp_path, {})
+
+    def fill(now):
+        if now == full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (record.path.stat().st_size if record.path else 0, hard))
+
+    def work(watch):
+        with watch.phase("decode.video", total=10, unit="chunk") as phase:
+            for n in range(10):
+                if n == 5:
+                    fill("middle")
                 phase.tick()
+        fill("last line")
+        return ["a clip"]
+
+    try:
+        fill("first line")
+        assert recorded(record, torch.device("cpu"), True, work) == 0
+        fill("next part")
+        with record, Watch([record]).phase("mux"):
+            pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(record.phases) == 1
-    assert sum("lost from here on" in told.message for told in caplog.records) == 1
-    run = read_run(record.path)
-    assert run.status == "unfinished" and len(run.of("chunk")) > 5
+    assert re.fullmatch("a clip\n" + ("record: .*\n" if full == "next part" else ""), capsys.readouterr().out) and len(record.phases) == 2
+    assert [told.getMessage() for told in caplog.records] == [f"The run record in {tmp_path} is lost (File too large); the render goes on without one."]
+    assert record.path is None and not list(tmp_path.iterdir())
+    assert mark_unfinished(tmp_path) == []
 
 
 def test_a_clock_that_is_set_back_makes_no_negative_duration(tmp_path, monkeypatch):
