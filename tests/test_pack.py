@@ -2,6 +2,7 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -97,3 +98,14 @@ def test_x3_installing_builds_nothing_and_pins_nothing_heavy():
 def test_x2_the_supported_host_is_declared():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
     assert tomllib.loads((PACK / "pyproject.toml").read_text())["tool"]["comfy"]["requires-comfyui"] == ">=0.33.0"
+
+
+BY_PYTEST = [path for path in sorted((PACK / "tests" / "bench").glob("*.py")) if "\ndef test_" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", BY_PYTEST, ids=lambda path: path.stem)
+def test_a_benchmark_for_pytest_that_is_run_as_a_program_says_how_it_is_run(path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"the cases of this benchmark are run by pytest: pytest -s tests/bench/{path.name}\n"

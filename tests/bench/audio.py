@@ -19,6 +19,7 @@ from comfyui_ltx25.ltx25.config.audio import read_audio_config
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.precision import full_precision
 from comfyui_ltx25.ltx25.replay import Replay
+from comfyui_ltx25.tests.bench.by_pytest import refuse
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
 
@@ -145,3 +146,7 @@ def test_accuracy(model, monkeypatch):
     report(case="accuracy against float64", peak=round(exact[1].abs().max().item(), 3), **ratios)
     if DEVICE.type == "cuda":
         assert ratios["fused_wave_db"] >= ratios["plain_wave_db"] - 1
+
+
+if __name__ == "__main__":
+    refuse(__file__)

@@ -20,6 +20,7 @@ from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.video import build_decoder, decode_video
+from comfyui_ltx25.tests.bench.by_pytest import refuse
 from comfyui_ltx25.tests.bench.sizes import Geometry
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.random_weights import fill_random
@@ -137,3 +138,7 @@ def test_windowed_attention(grid, heads, window):
     if len(ways) > 1:
         ours, theirs = (run().float() for run in ways.values())
         assert (ours - theirs).norm() / theirs.norm() < 1e-2
+
+
+if __name__ == "__main__":
+    refuse(__file__)

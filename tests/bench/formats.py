@@ -18,6 +18,7 @@ from comfyui_ltx25.ltx25.formats.ggml import BLOCK_TYPES
 from comfyui_ltx25.ltx25.formats.nvfp4 import scale_shape
 from comfyui_ltx25.ltx25.lora import FactorStore, Lora, Pair, apply
 from comfyui_ltx25.ltx25.lora.change import Target
+from comfyui_ltx25.tests.bench.by_pytest import refuse
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -94,3 +95,7 @@ def test_putting_on_a_lora_of_rank_450(tmp_path):
         arithmetic = 2 * count * out * inner * rank
         tell("lora", run=run, seconds=took, lora_gib=header.tensor_bytes / GIB, tflop=arithmetic / 1e12, published_estimate_s=took * 8.9e9 / header.tensor_bytes)
     assert math.isfinite(model["l0"].weight.float().sum().item())
+
+
+if __name__ == "__main__":
+    refuse(__file__)
