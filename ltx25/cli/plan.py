@@ -96,8 +96,7 @@ def _enlarging(upscaler: Path | None) -> Enlarging | None:
         return None
     if upscaler is PUBLISHED:
         return PUBLISHED_UPSCALER
-    header, config = open_upscaler(upscaler)
-    return Enlarging(config, header.size)
+    return Enlarging.of(*open_upscaler(upscaler))
 
 
 def _request(arguments: argparse.Namespace, models: Models) -> Request:

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config.upscaler import UpscalerConfig
 from ..errors import InputError
 from ..parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE
 from ..shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from ..text import working_bytes as text_bytes
+from ..upscaler import working_bytes as upscaling_bytes
 from ..video.output import copying_bytes
 from ..working import (
     TEXT_TOKENS,
@@ -38,6 +40,7 @@ GRAIN = 2 << 20  # bytes allocators take and give back at a time: no measurement
 FRESH = 32 << 20  # bytes a process may hold more than at its first run and count as one that has not rendered
 
 PARTS = {"text.tower": TEXT, "text.connect": CONNECTORS, "sample": TRANSFORMER, "decode.video": VIDEO_VAE, "decode.audio": AUDIO_VAE}
+ENLARGING, UPSCALER = "upscale", "upscaler"  # between two stages: its phase, and the slot of its file in records
 LOADING, WRITING = "load.read", "mux"  # on the host beside the parts: what reading holds for a while, and a clip's encoder
 
 
@@ -46,6 +49,7 @@ class Footprint:
     """The clip whose memory is asked for: `rows` legs side by side, `batch` clips.
 
     tokens: by stream, where a sampling's are not those of the clip: a first stage's, or with conditions beside it.
+    upscaler: of a first stage's clip, what enlarges it.
     """
 
     latent: VideoLatentShape
@@ -53,6 +57,7 @@ class Footprint:
     rows: int
     batch: int
     tokens: Mapping[str, int] | None = None
+    upscaler: UpscalerConfig | None = None
 
     def working(self, phase: str, models: Models, device: str, room: int | None) -> dict[str, int]:
         """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself. A CPU has no device.
@@ -60,13 +65,15 @@ class Footprint:
         A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs; on a CPU the
         frames lie in them too.
         """
-        itemsize = 4 if device == "cpu" else 2
+        itemsize = itemsize_on(device)
         clip = self.latent.pixels(models.compression)
         frames, waves = frames_bytes(clip, self.batch), wave_bytes(self.sound.samples, self.batch)
         own = beside = 0
         if phase == "sample":
             tokens = self.tokens or {"video": self.latent.tokens, "audio": self.sound.tokens}
             own = sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device)
+        elif phase == ENLARGING and self.upscaler is not None:
+            own = upscaling_bytes(self.upscaler, self.latent.frames, self.latent.height, self.latent.width, itemsize)
         elif phase == "decode.video":
             free = room if room is None or device != "cpu" else max(0, room - frames)
             own = decoding_bytes(models.video, self.latent, itemsize, device, free)
@@ -116,12 +123,13 @@ class Line:
     def open(self, arithmetic: float) -> int:
         """Bytes that `at` may be off by as far as the measurements tell; wider the farther from what was seen.
 
-        Of n repeats: (n + 1)/(n - 1) of their spread, because a few show less of it than many.
+        Of n repeats: (n + 1)/(n - 1) of their spread, because a few show less of it than many, and that of other sizes.
         """
-        n = len(self.seen.get(arithmetic, ()))
+        repeats = self.seen.get(arithmetic, ())
+        n = len(repeats)
         if n > 1:
-            return math.ceil(max(GRAIN, _spread(self.seen) * (n + 1) / (n - 1)))
-        outside = max(0.0, self.least - arithmetic, arithmetic - self.most) / max(self.most - self.least, 1.0)
+            return math.ceil(max(GRAIN, _spread(self.seen), (max(repeats) - min(repeats)) * (n + 1) / (n - 1)))
+        outside = max(0.0, self.least - arithmetic, arithmetic - self.most) / max(self.most - self.least, self.least, 1.0)
         apart = max((abs(other.at(arithmetic) - self.at(arithmetic)) for other in self.others), default=0)
         return math.ceil(max(GRAIN, self.off * (1 + outside), apart))
 
@@ -204,10 +212,22 @@ def host_lines(runs: Sequence[Run], models: Models, again: bool) -> dict[str, Li
                 continue
             rise, size = reached[phase]
             own = models.held[PARTS[phase]] if on_cpu and phase in PARTS and not again else 0
+            if own and phase == "sample":  # the highest of two samplings: the upscaler came before it
+                own += _upscaler_held(run)
             weights += own
             rise -= weights if rise >= weights else own  # parts that were short of room left
             found.setdefault(phase, []).append((size, max(0, rise)))
     return {phase: line_of(pairs, HOST_BOUNDS, has_fixed=not again) for phase, pairs in found.items()}
+
+
+def itemsize_on(device: str) -> int:
+    """Bytes of a number that a device computes in."""
+    return 4 if device == "cpu" else 2
+
+
+def _upscaler_held(run: Run) -> int:
+    """Bytes on a CPU of the upscaler a run had between two stages, whose file is bfloat16; 0: it had none."""
+    return ((run.header.get("files") or {}).get(UPSCALER) or {}).get("bytes", 0) // 2 * itemsize_on("cpu")
 
 
 def process_before(runs: Sequence[Run]) -> int | None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import torch
 
+from ..checkpoint import Header
 from ..config.audio import AudioConfig, BandwidthConfig, GeneratorConfig, MelVAEConfig
 from ..config.connector import ConnectorConfig, ConnectorStream
 from ..config.dit import DiTConfig
@@ -61,13 +62,18 @@ class Models:
 
 @dataclass(frozen=True)
 class Enlarging:
-    """The upscaler between two stages, and the bytes of its file."""
+    """The upscaler between two stages, the bytes of its file, and how many numbers its weights are."""
 
     config: UpscalerConfig
     read: int
+    numbers: int
+
+    @staticmethod
+    def of(header: Header, config: UpscalerConfig) -> Enlarging:
+        return Enlarging(config, header.size, sum(info.numel for info in header.tensors.values()))
 
 
-PUBLISHED_UPSCALER = Enlarging(UpscalerConfig(channels=128, width=1024, blocks=4, space=Fraction(2), time=1, rational=False), 995_735_808)
+PUBLISHED_UPSCALER = Enlarging(UpscalerConfig(channels=128, width=1024, blocks=4, space=Fraction(2), time=1, rational=False), 995_735_808, 497_867_904)
 
 
 def published(device: torch.device, in_fp8: bool = False) -> Models:

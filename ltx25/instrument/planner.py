@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,7 +34,18 @@ from .flops import (
     upscale_flops,
     video_decode_flops,
 )
-from .footprint import LOADING, PARTS, WRITING, Footprint, device_lines, host_lines, process_before
+from .footprint import (
+    ENLARGING,
+    LOADING,
+    PARTS,
+    UPSCALER,
+    WRITING,
+    Footprint,
+    device_lines,
+    host_lines,
+    itemsize_on,
+    process_before,
+)
 from .forecast import Forecast, by_arithmetic
 from .header import device_name
 from .history import Run
@@ -230,12 +241,12 @@ class Planner:
             phases.append(self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch))
         if self._writes:
             phases.append(self._phase("mux", pixels, None))
-        stages = ((small, groups), (latent, again)) if two else ((latent, groups),)
-        peaks = [self._peaks(Footprint(grid, sound, self._rows(these), batch), budget) for grid, these in stages]
-        device, host = (_Highest.of([stage[place] for stage in peaks]) for place in (0, 1))
+        last = Footprint(latent, sound, self._rows(again if two else groups), batch)
+        before = Footprint(small, sound, self._rows(groups), batch, upscaler=two.config) if two else last
+        device, host, turns = self._peaks(before, last, budget)
         forwards = sum(len(plan.legs) * n for plan, n in (groups + again).items())
         first_size = (first.width, first.height) if two else None
-        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, (*self._notes(), *_taking_turns(set().union(*(stage[2] for stage in peaks)))), first_size)
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, (*self._notes(), *_taking_turns(turns)), first_size)
 
     def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
         """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
@@ -319,9 +330,9 @@ class Planner:
             beyond = beyond or guess.extrapolated
         return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond, (least, most) if known else None)
 
-    def _peaks(self, clip: Footprint, budget: Budget) -> tuple[Peak | None, Peak, set[str]]:
+    def _peaks(self, first: Footprint, last: Footprint, budget: Budget) -> tuple[Peak | None, Peak, set[str]]:
         """Most bytes on the device (None on a CPU) and on the host, and the parts whose blocks take turns because they do not
-        fit whole. Parts stay loaded until another needs their room.
+        fit whole. Parts stay loaded until another needs their room. first, last: of two stages; of one, the same clip.
         """
         models, on_cpu = self.models, self.device.type == "cpu"
         place = "host" if on_cpu else "device"  # where weights lie
@@ -331,22 +342,23 @@ class Planner:
         device, host = _Highest(), _Highest()
         if not on_cpu:
             self._reach_host(host, LOADING, 0, 0, HOST_LEAST)
+        held_by, least = dict(models.held), dict(models.least)
+        if self._enlarging is not None:
+            held_by[UPSCALER] = least[UPSCALER] = self._enlarging.numbers * itemsize_on(self.device.type)
         loaded: dict[str, int] = {}
         turns: set[str] = set()
         parked = 0
-        for phase, part in PARTS.items():
-            if phase == "decode.audio" and "audio" in self._frozen:
-                continue
-            loaded[part] = weights = models.held[part]
+        for phase, part, clip in self._holding(first, last):
+            loaded[part] = weights = held_by[part]
             working = clip.working(phase, models, self.device.type, None)
             size, off, *_ = self._expected(place, phase, working[place])
             if capacity is not None and sum(loaded.values()) + max(working[place], size + off) > capacity:
                 loaded, parked = {part: weights}, 0
                 working = clip.working(phase, models, self.device.type, max(0, capacity - weights))
                 size, off, *_ = self._expected(place, phase, working[place])
-                stays = max(models.least[part], capacity - max(working[place], size + off))
+                stays = max(least[part], capacity - max(working[place], size + off))
                 if stays < weights:  # its blocks take turns in the room there is
-                    loaded, parked, weights = {part: stays}, self._parked(weights - stays, budget), models.least[part]
+                    loaded, parked, weights = {part: stays}, self._parked(weights - stays, budget), least[part]
                     turns.add(part)
             held = sum(loaded.values())
             if not on_cpu:
@@ -354,8 +366,18 @@ class Planner:
                 device.reach(held + size, max(held + size + off, weights + working["device"]), f"in {phase}, {basis}", known)
             self._reach_host(host, phase, working["host"], held if on_cpu else parked, weights * on_cpu)
         if self._writes:
-            self._reach_host(host, WRITING, clip.working(WRITING, models, self.device.type, None)["host"], sum(loaded.values()) * on_cpu, 0)
+            self._reach_host(host, WRITING, last.working(WRITING, models, self.device.type, None)["host"], sum(loaded.values()) * on_cpu, 0)
         return (None if on_cpu else device.peak), host.peak, turns
+
+    def _holding(self, first: Footprint, last: Footprint) -> Iterator[tuple[str, str, Footprint]]:
+        """Phases that hold weights, in order: name, part, and the clip it works on."""
+        for phase, part in PARTS.items():
+            if phase == "decode.audio" and "audio" in self._frozen:
+                continue
+            if phase == "sample" and self._enlarging is not None:
+                yield phase, part, first
+                yield ENLARGING, UPSCALER, first
+            yield phase, part, last
 
     def _parked(self, away: int, budget: Budget) -> int:
         """Bytes of `away`, blocks that are not on the device, that wait in host memory; else their file is read again and again."""
@@ -409,16 +431,6 @@ class _Highest:
 
     def __init__(self) -> None:
         self.peak = Peak(0, 0, "", False)
-
-    @staticmethod
-    def of(peaks: Sequence[Peak | None]) -> Peak | None:
-        """Of several stages; None where they have none."""
-        highest = _Highest()
-        for peak in peaks:
-            if peak is None:
-                return None
-            highest.reach(peak.bytes, peak.need, peak.basis, peak.known)
-        return highest.peak
 
     def reach(self, reached: int, need: int, basis: str, known: bool) -> None:
         need = max(self.peak.need, need)

@@ -26,7 +26,7 @@ from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.memory import host_free, host_now
-from comfyui_ltx25.ltx25.instrument.models import PUBLISHED_UPSCALER, Models, published
+from comfyui_ltx25.ltx25.instrument.models import PUBLISHED_UPSCALER, Enlarging, Models, published
 from comfyui_ltx25.ltx25.instrument.plan_text import (
     frames_of,
     largest_text,
@@ -46,6 +46,7 @@ from comfyui_ltx25.ltx25.sampler import SAMPLERS
 from comfyui_ltx25.ltx25.schedule import SCHEDULES
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
 from comfyui_ltx25.ltx25.stages import first_request, refinement
+from comfyui_ltx25.ltx25.upscaler import working_bytes as upscaling_bytes
 from comfyui_ltx25.tests.support.engine import engine, job
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, Memory, law_seconds, render
@@ -109,7 +110,8 @@ def test_two_stages_are_planned_as_their_samplings_and_what_lies_between(planner
     names = [phase.name for phase in plan.phases]
     assert names[names.index("sample") :][:3] == ["sample", "upscale", "sample"]
     assert (plan.tokens, plan.forwards, plan.first) == (large.tokens, small.forwards + 3, (640, 352))
-    assert plan.device == max(small.device, large.device) < planner.plan(asked).device
+    upscaler = 2 * PUBLISHED_UPSCALER.numbers  # bytes on a card, from its phase on
+    assert large.device + upscaler == plan.device < planner.plan(asked).device  # which runs four legs of the large clip
     assert "123 forwards in two stages, the first at 640x352, with" in plan_text(plan, two.models, NO_LIMIT)
     assert all(found.request.width % 64 == found.request.height % 64 == 0 for found in two.largest(asked, Budget(60.0, None, None)))
 
@@ -178,6 +180,28 @@ def test_forwards_planned_are_the_forwards_of_the_job_whatever_is_asked_for():
 def test_the_published_upscaler_is_the_published_file(tmp_path):
     header = read_header(write_published("ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0", tmp_path))
     assert PUBLISHED_UPSCALER.config == read_upscaler_config(header) and header.size == pytest.approx(PUBLISHED_UPSCALER.read, rel=1e-3)
+    assert Enlarging.of(header, PUBLISHED_UPSCALER.config).numbers == PUBLISHED_UPSCALER.numbers
+
+
+def test_enlarging_may_be_what_takes_the_most_memory(bare):
+    """A small card lets the other parts go; then the upscaler stands alone with what it works in."""
+    two = Planner(bare.models, CARD, [], True, SPEED, enlarging=PUBLISHED_UPSCALER)
+    working = upscaling_bytes(PUBLISHED_UPSCALER.config, 16, 11, 20, 2)
+    phases = {}
+    for phase, part, clip in two._holding(*(Footprint(VideoLatentShape(128, 16, *size), AudioLatentShape(8, 126, 16), 1, 1, upscaler=PUBLISHED_UPSCALER.config) for size in ((11, 20), (22, 40)))):
+        phases.setdefault(phase, []).append((part, clip.latent.height, clip.working(phase, two.models, "cuda", None)["device"]))
+    assert phases["upscale"] == [("upscaler", 11, working)]
+    assert [height for _, height, _ in phases["sample"]] == [11, 22] and [height for _, height, _ in phases["decode.video"]] == [22]
+
+
+def test_the_upscaler_of_a_record_on_a_cpu_is_no_memory_of_the_phases_after_it(tmp_path, monkeypatch):
+    lines = []
+    for n, files in enumerate(({}, {"upscaler": {"name": "u", "bytes": 200 << 20, "header": "0"}})):
+        record = render(tmp_path / str(n), Clock(monkeypatch), *SIZES[0], grown=200 << 30, device=device_name(CPU))
+        run = read_run(record.path)
+        run.header |= {"device_type": "cpu", "files": files}
+        lines.append(host_lines([run], published(CPU), again=False)["decode.video"])
+    assert lines[0].fixed - lines[1].fixed == 400 << 20  # float32 of a bfloat16 file
 
 
 def test_an_extrapolation_is_marked(planner):
@@ -248,6 +272,7 @@ def test_memory_of_a_size_seen_is_what_it_took_within_its_repeats():
     line = line_of([(100 * MIB, 150 * MIB), (100 * MIB, 156 * MIB), (100 * MIB, 154 * MIB), (300 * MIB, 400 * MIB)], HOST_BOUNDS)
     assert line.at(100 * MIB) == 154 * MIB and line.open(100 * MIB) == 2 * 6 * MIB  # three repeats
     assert line.is_known(100 * MIB) and not line.is_known(300 * MIB)
+    assert line_of([(100 * MIB, 150 * MIB), (100 * MIB, 156 * MIB)], HOST_BOUNDS).open(300 * MIB) == 6 * MIB * 3  # twice its size away from the only one
 
 
 def test_memory_is_known_as_far_as_sizes_left_out_were_missed_and_repeats_differ():
