@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..ltx25.instrument.history import find_run, read_runs
 from ..ltx25.instrument.memory import host_now
-from ..ltx25.instrument.models import Models
+from ..ltx25.instrument.models import PUBLISHED_UPSCALER, Models
 from ..ltx25.instrument.plan_text import (
     frames_of,
     largest_text,
@@ -49,6 +49,12 @@ class PlanLTX25Render(io.ComfyNode):
                 io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="Clips made together."),
                 io.String.Input("time_budget", default="", tooltip="Time there is: 90s, 10m, 1.5h. Empty: no limit."),
                 io.String.Input("memory_budget", default="", tooltip="Device memory there is: 24G. Empty: what is free now."),
+                io.Boolean.Input(
+                    "two_stages",
+                    optional=True,
+                    default=False,
+                    tooltip="On: made at half the size, enlarged by the published spatial upscaler and refined in three unguided steps. Width and height are then multiples of 64.",
+                ),
             ],
             outputs=[
                 io.String.Output("plan", tooltip="Phases with their predicted seconds and what each number rests on, memory, and what fits."),
@@ -74,12 +80,14 @@ class PlanLTX25Render(io.ComfyNode):
         batch_size=1,
         time_budget="",
         memory_budget="",
+        two_stages=False,
     ) -> io.NodeOutput:
         model = engine.engine
         models = Models.of(model.opened)
         held = sum(part.held for part in model.parts) if model.device.type == "cpu" else 0
         outside = max(0, (host_now() or 0) - held)
-        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, outside=outside)
+        enlarging = PUBLISHED_UPSCALER if two_stages else None
+        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, enlarging=enlarging, outside=outside)
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
         budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(

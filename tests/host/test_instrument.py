@@ -38,6 +38,14 @@ def test_a_plan_names_every_phase_and_what_it_rests_on(host, api, find):
     assert [seen(run, name) for name in ("fits", "width", "height", "frames")] == [True, 96, 64, 17]
 
 
+def test_two_stages_are_planned_with_the_upscaler_between_them(host, api, find):
+    run = host.run(planned(api, find, width=128, two_stages=True))
+    assert run.ok, run.error
+    assert "19 forwards in two stages, the first at 64x32" in seen(run, "text") and "\nupscale " in seen(run, "text")
+    run = host.run(planned(api, find, two_stages=True))
+    assert not run.ok and "width 96 px is not a multiple of 64 (use 64 or 128)" in str(run.error)
+
+
 def test_a_plan_reads_no_weights(host, api, find):
     host.free()
     assert host.run(planned(api, find, steps=5)).ok

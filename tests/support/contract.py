@@ -96,6 +96,7 @@ NODES = {
             ("batch_size", "INT", 1),
             ("time_budget", "STRING", ""),
             ("memory_budget", "STRING", ""),
+            ("two_stages", "BOOLEAN", False),
         ],
         [("plan", "STRING"), ("fits", "BOOLEAN"), ("width", "INT"), ("height", "INT"), ("frames", "INT")],
     ),
@@ -212,6 +213,7 @@ NODES = {
 
 # What came later is optional too, so that prompts saved before still run.
 OPTIONAL = {
+    ("PlanLTX25Render", "two_stages"),
     ("LTX25Guider", "negative"),
     *(("LTX25Guider", name) for name in ("rule", "apg_eta", "apg_norm", "guidance_start", "guidance_end", "bins")),
     ("LTX25Sampler", "sigmas"),
