@@ -13,7 +13,7 @@ from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.schedule import STEPS, sigmas_of
 from comfyui_ltx25.tests.ltx25.cli.test_render import files, frames_of, here, refused, rendered
-from comfyui_ltx25.tests.ltx25.cli.test_told import PLAIN, picture, voice
+from comfyui_ltx25.tests.ltx25.cli.test_told import PLAIN, UNGUIDED, picture, voice
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
@@ -59,7 +59,7 @@ def seen(monkeypatch):
 
 def test_r3_stage_two_refines_the_enlarged_clip_with_its_pictures_anew_at_the_size_asked_for(here, picture, seen, capsys):
     distilled = files(transformer=tiny_files().distilled)
-    path = rendered(here, *LARGE, *PLAIN, *distilled, *TWO, "--image", f"{picture}@0", "--image", f"{picture}@-1:0.5", "--seed", "7", "--stg-blocks", "2")
+    path = rendered(here, *LARGE, *UNGUIDED, "--schedule", "distilled", *distilled, *TWO, "--image", f"{picture}@0", "--image", f"{picture}@-1:0.5", "--seed", "7", "--stg-blocks", "2")
     assert frames_of(path).shape == (9, 192, 128, 3)
     first, second = seen.jobs
     assert (first.video.shape, second.video.shape) == ((1, 128, 2, 3, 2), (1, 128, 2, 6, 4))

@@ -21,7 +21,8 @@ from comfyui_ltx25.tests.support.tiny import tiny_files
 from PIL import Image
 
 __all__ = ["here"]
-PLAIN = ["--sigmas", "1,0.6,0", *(f"--{stream}-{scale}" for stream in ("video", "audio") for scale in ("cfg=1", "stg=0", "modality=1"))]
+UNGUIDED = [f"--{stream}-{scale}" for stream in ("video", "audio") for scale in ("cfg=1", "stg=0", "modality=1")]
+PLAIN = ["--sigmas", "1,0.6,0", *UNGUIDED]
 
 
 @pytest.fixture(scope="module")
