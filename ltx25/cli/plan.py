@@ -24,7 +24,18 @@ from ..optional import open_upscaler
 from ..parts import open_parts
 from ..request import Request
 from .arguments import parsed, path_of
-from .render import DEFAULTS, FLAGS, OPTIONS, SLOTS, TINY_DEFAULTS, chosen_device, chosen_files, flag, flag_takes
+from .render import (
+    DEFAULTS,
+    FLAGS,
+    OPTIONS,
+    SLOTS,
+    TINY_DEFAULTS,
+    chosen_device,
+    chosen_files,
+    flag,
+    flag_takes,
+    reads_negative,
+)
 from .runs import runs_folder
 
 PUBLISHED = Path("published")  # --upscaler without a file
@@ -110,7 +121,7 @@ def _request(arguments: argparse.Namespace, models: Models) -> Request:
         given["frames"] = arguments.frames
     elif arguments.seconds is not None:
         given["frames"] = frames_of(arguments.seconds, given.get("frame_rate", DEFAULTS["frame_rate"]), models.compression)
-    if given.get("video_cfg") == given.get("audio_cfg") == 1.0:
-        given["negative"] = None  # nothing would use it
+    if not reads_negative(given):
+        given["negative"] = None
     given.setdefault("stg_blocks", usual_stg_blocks(models.dit.layers))
     return Request(prompt="plan", compression=models.compression, **given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -220,10 +220,14 @@ def chosen_files(arguments: argparse.Namespace) -> tuple[Files, bool]:
 def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
     given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
     values = {**(TINY_DEFAULTS if tiny else {}), **given}
-    reads = sampler_of(values.get("sampler", "auto"), None).uncond
-    if "negative" not in values and not reads and values.get("video_cfg") == values.get("audio_cfg") == 1.0:
-        values["negative"] = None  # nothing would use it
+    if "negative" not in values and not reads_negative(values):
+        values["negative"] = None
     return Request(prompt=arguments.prompt, **values)
+
+
+def reads_negative(values: Mapping[str, Any]) -> bool:
+    """Whether a render with these flags has a use for a negative prompt."""
+    return not values.get("video_cfg") == values.get("audio_cfg") == 1.0 or sampler_of(values.get("sampler", "auto"), None).uncond
 
 
 def _facts(engine: Engine, request: Request, job: SampleJob, second: SecondStage | None) -> dict[str, object]:

@@ -73,6 +73,7 @@ def test_the_tiny_checkpoint_can_be_planned(plan):
         (["--steps", "4", "--guidance-start", "0.9", "--guidance-end", "0.5"], 10),
         (["--steps", "4", "--bins", "0.9: video_cfg=1, audio_cfg=1; 0.5: video_stg=0,audio_stg=0"], 12),
         (["--steps", "8", "--guidance-start", "0.3", "--guidance-end", "0.2"], 8),
+        (["--steps", "4", "--sampler", "euler_cfg_pp", *(f"--{stream}-{scale}={off}" for stream in ("video", "audio") for scale, off in (("cfg", 1), ("stg", 0), ("modality", 1)))], 8),
         (["--steps", "4", "--soundtrack", "--video-stg", "0", "--video-modality", "1"], 8),
     ],
 )
