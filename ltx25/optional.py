@@ -19,8 +19,9 @@ from .config.upscaler import UpscalerConfig, read_upscaler_config
 from .device import compute_dtype
 from .duration import DurationHead
 from .errors import FileError
+from .part import Part
 from .parts import VIDEO_VAE, Opened
-from .residency import Part, Piece
+from .piece import Piece
 from .upscaler import LatentUpscaler
 from .video import (
     DECODER_UNUSED,

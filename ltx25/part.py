@@ -7,87 +7,25 @@ on the device as fit and the others taking turns (streaming.py). A part that has
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from ..kernels.quantise import matrix_workspace
-from .checkpoint import Header, check, decode, fill, held_bytes, read_tensors, stored_parameters
-from .content import ALIGNED, Content, Packed
+from .checkpoint import check, decode, fill, held_bytes, read_tensors, stored_parameters
+from .content import ALIGNED, Packed
 from .device import release
-from .formats import Held
 from .instrument import Phase, Watch
 from .instrument.memory import host_free, is_unified
-from .linear import Linear, e4m3_bytes, store_e4m3
+from .linear import e4m3_bytes
+from .piece import BlocksFile, Changes, Piece, block_prefix
 from .streaming import SLOTS, BlockStack
 
 HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybody else
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A module's stack of blocks. path: of its ModuleList; stay: patterns of block parameters that never leave the device.
-
-    lanes(module): the streams blocks run on beside the current one. in_fp8(block, number, count): layers, by path, of block
-    `number` of `count`, whose weights are rounded to rows of e4m3 as soon as they are read; None: nothing is rounded.
-    """
-
-    path: str
-    stay: tuple[str, ...] = ()
-    lanes: Callable[[nn.Module], Sequence[torch.cuda.Stream]] = lambda module: ()
-    in_fp8: Callable[[nn.Module, int, int], Mapping[str, Linear]] | None = None
-
-    def rounded(self, block: nn.Module, number: int, count: int) -> Mapping[str, Linear]:
-        return {} if self.in_fp8 is None else self.in_fp8(block, number, count)
-
-
-class Changes(Protocol):
-    """What is done to modules once they are filled (lora/adapter.py)."""
-
-    bytes: int  # to read for it
-
-    def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
-        """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise.
-
-        Returns the bytes that came to the device for it.
-        """
-
-    def forget(self) -> None:
-        """The weights go, and what is kept of them on the device."""
-
-    def let_go(self) -> None:
-        """They will not come back soon: what is kept in host memory goes, too."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One module of a part and the tensors of a file that fill it.
-
-    dtype: what floating tensors become on the device; keep: patterns of parameters that stay as stored.
-    unused: patterns of tensors below the prefix that belong to other parts or that no part needs.
-    held: what becomes of quantised weights. blocks: what may be streamed of it.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    header: Header
-    prefix: str
-    dtype: torch.dtype
-    unused: tuple[str, ...]
-    keep: tuple[str, ...]
-    held: Held = Held.EXACT
-    blocks: Blocks | None = None
-
-    def on_meta(self) -> nn.Module:
-        with torch.device("meta"):
-            return self.build()
 
 
 class Part:
@@ -119,7 +57,7 @@ class Part:
         self._bare: tuple[int, tuple[int, ...], tuple[int, ...]]  # bytes, of blocks, of their slots, with nothing beside them
         self._modules: dict[str, nn.Module] = {}
         self._stack: BlockStack | None = None
-        self._blocks_file: _BlocksFile | None = None
+        self._blocks_file: BlocksFile | None = None
         self._resting: dict[int, Packed] = {}  # blocks in host memory of a part that left the device
         self._loaded = False
         slots: tuple[int, ...] = ()
@@ -329,7 +267,7 @@ class Part:
         held, read, slots = [], [], []
         blocks = module.get_submodule(piece.blocks.path)
         for number, block in enumerate(blocks):
-            places = check(block, piece.header, _block_prefix(piece, number))
+            places = check(block, piece.header, block_prefix(piece, number))
             whole = held_bytes(block, piece.header, places, piece.dtype, piece.held)
             rounded = {f"{path}.weight": layer.weight for path, layer in piece.blocks.rounded(block, number, len(blocks)).items()}
             rest = held_bytes(block, piece.header, places, piece.dtype, piece.held, rounded)
@@ -434,7 +372,7 @@ class Part:
             for name, _ in block.named_parameters():
                 if any(fnmatchcase(name, pattern) for pattern in piece.blocks.stay):
                     path, _, leaf = name.rpartition(".")
-                    places[_block_prefix(piece, number) + name] = (block.get_submodule(path), leaf)
+                    places[block_prefix(piece, number) + name] = (block.get_submodule(path), leaf)
         infos = {name: piece.header.tensors[name] for name in places}
         tensors = {name: torch.empty(info.shape, dtype=info.dtype, device=self.device) for name, info in infos.items()}
         read_tensors(piece.header, {name: tensor for name, tensor in tensors.items() if name not in piece.header.stored}, lambda n: None, finite=True)
@@ -443,7 +381,7 @@ class Part:
             owner._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
 
     def _stacked(self, piece: Piece, module: nn.Module) -> BlockStack:
-        self._blocks_file = _BlocksFile(piece, self.device)
+        self._blocks_file = BlocksFile(piece, self.device)
         lanes = piece.blocks.lanes
         file, blocks = self._blocks_file, module.get_submodule(piece.blocks.path)
         parked, self._resting = self._resting, {}
@@ -467,67 +405,6 @@ def host_has_room(size: int, device: torch.device) -> bool:
     """Whether weights may be kept in host memory, too: never where device and host are one."""
     free = host_free()
     return not is_unified(device) and (free is None or free - size >= HOST_SPARE)
-
-
-class _BlocksFile:
-    """Reads single blocks of a piece, and changes them. adapter: what changes them; None: nothing does. beside: bytes that adds to each."""
-
-    def __init__(self, piece: Piece, device: torch.device) -> None:
-        self.adapter: Changes | None = None
-        self.beside: tuple[int, ...] = ()
-        self._piece = piece
-        self._device = device
-        self._blank: nn.ModuleList | None = None  # the blocks on meta
-        self._frames: dict[int, nn.Module] = {}  # blocks that hold what is being changed
-        self._told: Callable[[int], None] | None = None
-
-    @contextlib.contextmanager
-    def told(self, read: Callable[[int], None]) -> Iterator[None]:
-        """Inside, bytes are counted by `read`, which may raise, and the file is not expected to be read again."""
-        self._told = read
-        try:
-            yield
-        finally:
-            self._told = None
-
-    def read(self, number: int) -> nn.Module:
-        """Block `number` on the device, apart from the model."""
-        piece, block = self._piece, self._bare(number)
-        told, again = self._told or (lambda n: None), self._told is None
-        fill(block, piece.header, _block_prefix(piece, number), self._device, piece.dtype, told, (), piece.keep, piece.held, again)
-        store_e4m3(piece.blocks.rounded(block, number, len(self._blank)).values())
-        return block
-
-    def changed(self, number: int, content: Content) -> tuple[Content, int]:
-        """What block `number` runs with, made of its `content`, and the bytes that came for it."""
-        if self.adapter is None:
-            return content, 0
-        piece = self._piece
-        frame = self._frames.pop(number, None) or self._bare(number)  # one at a time uses it
-        content.put(frame)
-        came = self.adapter.changed(piece, frame, f"{piece.blocks.path}.{number}.", self._counted)
-        content = Content.of(frame, piece.blocks.stay) if came else content
-        Content.of(frame, piece.blocks.stay).take_from(frame)
-        self._frames[number] = frame
-        return content, came
-
-    def room_beside(self, number: int) -> int:
-        """The most bytes that changing block `number` adds to it."""
-        return self.beside[number]
-
-    def _bare(self, number: int) -> nn.Module:
-        if self._blank is None:
-            self._blank = self._piece.on_meta().get_submodule(self._piece.blocks.path)
-        return copy.deepcopy(self._blank[number])
-
-    def _counted(self, n: int) -> None:
-        """Bytes of changes are not the file's, and a cancel acts between them all the same."""
-        if self._told is not None:
-            self._told(0)
-
-
-def _block_prefix(piece: Piece, number: int) -> str:
-    return f"{piece.prefix}{piece.blocks.path}.{number}."
 
 
 def _staying(every: Sequence[int], there: frozenset[int], count: int) -> frozenset[int]:

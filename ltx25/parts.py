@@ -26,7 +26,8 @@ from .device import compute_dtype
 from .dit import KEEP_STORED, DiT, fp8_layers
 from .errors import FileError
 from .formats import Held
-from .residency import Blocks, Part, Piece
+from .part import Part
+from .piece import Blocks, Piece
 from .text import FeatureProjection, Tower
 from .video import DECODER_UNUSED, build_decoder
 

@@ -14,9 +14,9 @@ import torch
 from .device import release
 from .instrument import Watch
 from .instrument.memory import device_free
-from .part import Blocks, Part, Piece, host_has_room
+from .part import Part, host_has_room
 
-__all__ = ["Arbiter", "Blocks", "Part", "Piece", "Standalone", "evict", "free_memory", "make_host_room", "release"]
+__all__ = ["Arbiter", "Part", "Standalone", "evict", "free_memory", "make_host_room", "release"]
 
 
 UNKNOWN = 1 << 62  # bytes free where a platform does not say

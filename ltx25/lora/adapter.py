@@ -20,7 +20,8 @@ from torch import nn
 from ..checkpoint import decode, read_tensors
 from ..instrument import Phase, Watch
 from ..linear import Linear
-from ..part import Part, Piece, host_has_room
+from ..part import Part, host_has_room
+from ..piece import Piece
 from ..residency import free_memory
 from .change import Sided, Target, apply, targets, weight_of, within
 from .factors import FactorStore

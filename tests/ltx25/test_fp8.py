@@ -8,6 +8,7 @@ import torch
 from comfyui_ltx25.kernels import fp8_linear
 from comfyui_ltx25.kernels import quantise as rows
 from comfyui_ltx25.ltx25 import part as parts
+from comfyui_ltx25.ltx25 import piece
 from comfyui_ltx25.ltx25.dit import fp8_layers
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options
 from comfyui_ltx25.ltx25.errors import InputError
@@ -119,7 +120,7 @@ def test_blocks_are_rounded_one_after_the_other_so_that_bf16_need_never_fit_whol
     """At most one block is there unrounded at any time, and what that takes is said beforehand."""
     engine = open_engine("fp8", "resident")
     part, seen = dit_part(engine), []
-    store = parts.store_e4m3
+    store = piece.store_e4m3
 
     def watched(layers):
         layers = list(layers)
@@ -129,7 +130,7 @@ def test_blocks_are_rounded_one_after_the_other_so_that_bf16_need_never_fit_whol
         seen.append((len(layers), dense, sum(layer.storage is not None for layer in there)))
         return store(layers)
 
-    monkeypatch.setattr(parts, "store_e4m3", watched)
+    monkeypatch.setattr(piece, "store_e4m3", watched)
     part.load(WATCH)
     assert seen == [(0, 0, 0), (14, 0, 0), (14, 0, 14), (0, 0, 28)]
     assert part.making > part._block_bytes[0] and dit_part(open_engine("bf16")).making == 0
