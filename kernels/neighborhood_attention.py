@@ -218,7 +218,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Triple, s
         PRECISION="tf32x3" if nvidia else "ieee",  # three products on tensor cores, as good as one without them
         num_warps=8 if queries > 64 else 4,
         num_stages=3,
-        **({"maxnreg": _REGISTERS} if nvidia and q.dtype != torch.float32 and _REGISTERS else {}),
+        **({"maxnreg": _REGISTERS} if nvidia and q.dtype != torch.float32 else {}),
     )
 
 
