@@ -38,6 +38,7 @@ FILES = {
     "audio_vae": ("vae", "ltx-2.5-audio-vae-bf16"),
     "distilled_lora": ("loras", "ltx-2.5-22b-distilled-lora-450-bf16"),
     "spatial_upscaler": ("latent_upscale_models", "ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0"),
+    "temporal_upscaler": ("latent_upscale_models", "ltx-2.5-latent-temporal-upscaler-x2-bf16-1.0"),
 }
 
 

@@ -1,11 +1,11 @@
 """Streaming under a cap: guided steps and a text encode with less device memory than the weights need.
 
     python tests/bench/published_files.py DIR
-    python tests/bench/stream.py DIR --cap-gib 12 [--size 768x448 --frames 25] [--steps 4] [--resident] [--skip-text]
+    python tests/bench/stream.py DIR --cap-gib 12 [--size 768x448 --frames 25] [--steps 4] [--resident] [--lora FILE] [--skip-text]
 
 One JSON line per case: seconds of a step, bytes that crossed in it, the link's measured rate, bytes / rate, how much longer
 than the larger of that and the resident step the streamed one takes (resident with --resident: before the cap, needs all the
-memory), peaks of device and host. Files of the published sizes; weights are random, so times hold and pictures do not.
+memory), peaks of device and host. --lora: with it on the transformer, resident and streamed. Files of the published sizes; weights are random, so times hold and pictures do not.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--residency", default="auto", choices=("auto", "stream"))
     parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--lora", type=Path)
     parser.add_argument("--skip-text", action="store_true")
     options = parser.parse_args()
     device = torch.device("cuda")
@@ -83,6 +84,8 @@ def sample(options: argparse.Namespace, device: torch.device, residency: str) ->
     paths = {slot: options.folder / folder / f"{name}.safetensors" for slot, (folder, name) in FILES.items()}
     files = Files(paths["transformer"], paths["text_encoder"], paths["video_vae"], paths["audio_vae"])
     engine = Engine.open(files, Options("auto", residency, "auto", "off"), device)
+    if options.lora:
+        engine = engine.with_loras([(options.lora, 0.5)])
     sink = Phases()
     before, started = host_now(), time.perf_counter()
     clip = engine.sample(job(engine, options), Watch([sink], DeviceMeter(device)))

@@ -17,6 +17,7 @@ from comfyui_ltx25.ltx25.linear import Linear, RowwiseE4M3
 from comfyui_ltx25.ltx25.parts import TEXT, TRANSFORMER
 from comfyui_ltx25.ltx25.streaming import SLOTS, BlockStack
 from comfyui_ltx25.tests.support.engine import CPU, engine, job
+from comfyui_ltx25.tests.support.loras import tiny_lora
 from torch import nn
 
 WEIGHTS = torch.Generator().manual_seed(3)
@@ -256,15 +257,17 @@ def test_a_dropped_engine_takes_its_stream_along():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("loras", [0, 1], ids=["plain", "lora"])
 @pytest.mark.parametrize("how", ["host memory", "file"])
-def test_streamed_equals_resident_on_a_card_whatever_the_lanes_and_however_often(how, monkeypatch):
-    """Copies, both lanes and the blocks of the next step overlap: one wait too few and some run differs."""
+def test_streamed_equals_resident_on_a_card_whatever_the_lanes_and_however_often(how, loras, monkeypatch, tmp_path):
+    """Copies, both lanes, factors of LoRAs and the blocks of the next step overlap: one wait too few and some run differs."""
     cuda = torch.device("cuda")
-    whole = engine(device=cuda, residency="resident")
+    told = [(tiny_lora(tmp_path / "style.safetensors"), 0.5)] * loras
+    whole = engine(device=cuda, residency="resident").with_loras(told)
     if how == "file":
         monkeypatch.setattr(parts, "host_free", lambda: 0)
         monkeypatch.setattr("comfyui_ltx25.ltx25.fitting.host_free", lambda: None)
-    small = engine(device=cuda, residency="stream")
+    small = engine(device=cuda, residency="stream").with_loras(told)
     wanted, text = whole.sample(job(whole, frames=12, steps=6), Watch()), whole.encode("a lamp", Watch())
     for _ in range(10):
         got = small.sample(job(small, frames=12, steps=6), Watch())
