@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...kernels.low_rank import LowRank, add_low_rank, passing_bytes
 from ...kernels.quantise import Activation, Quantised
 from ..checkpoint import Header, expected
 from ..checkpoint.fill import Slice
@@ -20,7 +21,6 @@ from .factors import Changes, Factors
 from .file import Lora, Pair
 
 _AT_ONCE = 1 << 30  # bytes of pairs on the device at a time
-_WIDE = 64 << 20  # bytes of a weight that are float32 at a time
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Target:
 
     @property
     def passing(self) -> int:
-        """Bytes on the device, beside the pairs as they are stored, while the weight is changed: some rows of it and the pairs in float32."""
-        rows = self.changes[0][1].b.shape[0] * self.changes[0][1].a.shape[1]
-        return min(_WIDE, 4 * rows) + sum(4 * (pair.a.numel + pair.b.numel) for _, pair in self.changes)
+        """Bytes on the device, beside the pairs as they are stored, while the weight is changed."""
+        _, first = self.changes[0]
+        return passing_bytes(first.b.shape[0], first.a.shape[1], sum(pair.a.shape[0] for _, pair in self.changes))
 
 
 Fetch = Callable[[Changes], Factors]  # (LoRA, pair) of a few targets -> their tensors on the device
@@ -132,16 +132,8 @@ def weight_of(module: nn.Module, place: Slice) -> torch.Tensor | None:
 
 
 def _fuse(weight: torch.Tensor, target: Target, factors: Factors) -> None:
-    """In rows, so that a block in its slot is changed in little memory; the same ones wherever it is, so the sums are the same."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    pairs = [(*(factors[lora.file, info.name].to(wide) for info in (pair.a, pair.b)), lora.strength * pair.scale) for lora, pair in target.changes]
-    rows = max(1, _WIDE // (weight.shape[1] * wide.itemsize))
-    for first in range(0, len(weight), rows):
-        part = weight[first : first + rows]
-        total = part.to(wide, copy=True)
-        for a, b, alpha in pairs:
-            total.addmm_(b[first : first + rows], a, alpha=alpha)
-        part.copy_(total)
+    found = [(factors[lora.file, pair.a.name], factors[lora.file, pair.b.name], lora.strength * pair.scale) for lora, pair in target.changes]
+    add_low_rank(weight, [LowRank(*one) for one in found])
 
 
 def _scaled(factors: Factors, lora: Lora, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:

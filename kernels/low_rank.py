@@ -1,0 +1,153 @@
+"""Low-rank changes of a weight, where it is: W + sum of alpha_i B_i A_i, summed in float32 and rounded once.
+
+A LoRA of a large rank on blocks that take turns on the device is put on in every step. In float32 that costs more than the
+step itself; tensor cores multiply what halves stand for exactly, and one pass over the weight is the least there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from .dispatch import Compared, Op, jit, tl, wide
+
+_WIDE = 64 << 20  # bytes of a weight that the twin has in float32 at a time
+_MOST = 3  # pairs one launch adds
+_HALVES = (torch.bfloat16, torch.float16)
+_TILES = {True: (128, 256, 64, 8, 3), False: (64, 64, 32, 4, 2)}  # of halves or not: rows, columns, ranks, warps, stages
+
+
+class LowRank(NamedTuple):
+    """a (rank, in), b (out, rank), of any dtypes; alpha: what their product is multiplied by."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    alpha: float
+
+
+def add_low_rank_reference(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
+    """weight (out, in), changed in place, some rows at a time: the same ones wherever it is, so that the sums are the same."""
+    dtype = wide(weight.dtype)
+    there = [(pair.a.to(dtype), pair.b.to(dtype), pair.alpha) for pair in pairs]
+    rows = max(1, _WIDE // (weight.shape[1] * dtype.itemsize))
+    for first in range(0, len(weight), rows):
+        part = weight[first : first + rows]
+        total = part.to(dtype, copy=True)
+        for a, b, alpha in there:
+            total.addmm_(b[first : first + rows], a, alpha=alpha)
+        part.copy_(total)
+
+
+def passing_bytes(rows: int, columns: int, ranks: int) -> int:
+    """The most device memory, beside weight and pairs, while a weight (rows, columns) is changed by pairs of `ranks` together."""
+    return min(_WIDE, 4 * rows * columns) + 4 * ranks * (rows + columns)
+
+
+@jit
+def _with_product(sums, a_ptr, b_ptr, rank, b_stride, rows, columns, many, wide_in, K: tl.constexpr, PRECISION: tl.constexpr):
+    """sums + B A of one tile."""
+    ranks = tl.arange(0, K)
+    for first in range(0, rank, K):
+        at = first + ranks
+        b = tl.load(b_ptr + rows[:, None] * b_stride + at[None, :], mask=(rows[:, None] < many) & (at[None, :] < rank), other=0.0)
+        a = tl.load(a_ptr + at[:, None].to(tl.int64) * wide_in + columns[None, :], mask=(at[:, None] < rank) & (columns[None, :] < wide_in), other=0.0)
+        sums = tl.dot(b, a, sums, input_precision=PRECISION)
+    return sums
+
+
+@partial(jit, general=("rank", "second", "third"))
+def _add(
+    weight_ptr,  # (rows, columns), columns one behind the other
+    stride,
+    many,
+    wide_in,
+    a_ptr,  # (rank, columns), b (rows, rank), of each pair
+    b_ptr,
+    rank,
+    b_stride,
+    c_ptr,
+    d_ptr,
+    second,
+    d_stride,
+    e_ptr,
+    f_ptr,
+    third,
+    f_stride,
+    turn,  # alpha of the first pair over that of the second, and so on: one set of sums serves all
+    other_turn,
+    alpha,  # of the last pair
+    PAIRS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per tile."""
+    rows = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    columns = tl.program_id(1) * N + tl.arange(0, N)
+    sums = _with_product(tl.zeros((M, N), tl.float32), a_ptr, b_ptr, rank, b_stride, rows, columns, many, wide_in, K, PRECISION)
+    if PAIRS > 1:
+        sums = _with_product(sums * turn, c_ptr, d_ptr, second, d_stride, rows, columns, many, wide_in, K, PRECISION)
+    if PAIRS > 2:
+        sums = _with_product(sums * other_turn, e_ptr, f_ptr, third, f_stride, rows, columns, many, wide_in, K, PRECISION)
+    place = weight_ptr + rows[:, None] * stride + columns[None, :]
+    there = (rows[:, None] < many) & (columns[None, :] < wide_in)
+    weight = tl.load(place, mask=there, other=0.0)
+    tl.store(place, (weight.to(tl.float32) + alpha * sums).to(weight.dtype), mask=there)
+
+
+def _launch(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
+    kinds = {part.dtype for pair in pairs for part in (pair.a, pair.b)}
+    halves = len(kinds) == 1 and kinds <= set(_HALVES)
+    dtype = kinds.pop() if halves else torch.float32
+    m, n, k, warps, stages = _TILES[halves]
+    given = [part for pair in pairs for part in (pair.a.to(dtype).contiguous(), *_aligned(pair.b.to(dtype)))]
+    given += given[:4] * (_MOST - len(pairs))  # never read
+    turns = [before.alpha / after.alpha for before, after in pairwise(pairs)] + [0.0] * (_MOST - len(pairs))
+    grid = (-(-len(weight) // m), -(-weight.shape[1] // n))
+    _add[grid](
+        weight, weight.stride(0), *weight.shape, *given, *turns, pairs[-1].alpha, PAIRS=len(pairs), M=m, N=n, K=k, PRECISION="tf32x3", num_warps=warps, num_stages=stages
+    )
+
+
+def _aligned(b: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """b (out, rank) whose rows begin where 16 bytes can be loaded at once, the rank, and the rows' stride."""
+    rows, rank = b.shape
+    padded = b if rank % 16 == 0 and b.is_contiguous() else b.new_empty(rows, -(-rank // 16) * 16)
+    if padded is not b:
+        padded[:, :rank] = b
+    return padded, rank, padded.stride(0)
+
+
+def _check(device: torch.device, dtype: torch.dtype) -> list[Compared]:
+    draw = torch.Generator().manual_seed(0)
+
+    def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=draw).to(dtype)
+
+    compared = []
+    for kinds in ((dtype,), (dtype, torch.float32), (torch.float16,) * _MOST):
+        weight = random(131, 264, dtype)
+        pairs = [LowRank(random(rank, 264, kind), random(131, rank, kind), alpha) for kind, rank, alpha in zip(kinds, (72, 3, 33), (0.5, -2.0, 0.25), strict=False)]
+        got, twin, truth = weight.to(device), weight.clone(), weight.double()
+        _launch(got, [LowRank(a.to(device), b.to(device), alpha) for a, b, alpha in pairs])
+        add_low_rank_reference(twin, pairs)
+        add_low_rank_reference(truth, pairs)
+        compared.append((got, twin, truth))
+    return compared
+
+
+_OP = Op("low_rank", _check)
+
+
+def add_low_rank(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
+    """See `add_low_rank_reference`. More pairs than the kernel takes, and weights whose rows are scattered, are the twin's."""
+    pairs = [pair for pair in pairs if pair.alpha]
+    if not pairs:
+        return
+    runs = len(pairs) <= _MOST and weight.stride(1) == 1 and _OP.runs(weight)
+    (_launch if runs else add_low_rank_reference)(weight, pairs)

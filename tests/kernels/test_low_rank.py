@@ -1,0 +1,60 @@
+"""Low-rank changes of a weight in one pass over it, against sums in float32 and in float64."""
+
+import pytest
+import torch
+from comfyui_ltx25.kernels import low_rank as module
+from comfyui_ltx25.kernels.low_rank import LowRank, add_low_rank, add_low_rank_reference
+from comfyui_ltx25.tests.support.kernels import CUDA, PLACES, random
+from comfyui_ltx25.tests.support.tolerance import assert_no_worse_than
+
+pytest.importorskip("triton")
+
+SHAPES = [(1, 1, (1,)), (7, 40, (3,)), (131, 264, (72, 16, 5))] + ([(4096, 4096, (450,)), (16384, 4096, (450, 32)), (1343, 1000, (1, 450, 64))] if CUDA else [])
+ALPHAS = (0.5, -2.0, 1.0)
+
+
+def changed(weight, pairs, add, move):
+    there = move(weight.clone())
+    add(there, [LowRank(move(pair.a), move(pair.b), pair.alpha) for pair in pairs])
+    return there
+
+
+@pytest.mark.parametrize("stored", ["as the weight", torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_it_stays_within_twice_the_twins_error(device, dtype, shape, stored):
+    rows, columns, ranks = shape
+    kind = dtype if stored == "as the weight" else stored
+    weight = random((rows, columns), dtype, 1)
+    pairs = [LowRank(random((rank, columns), kind, 2), random((rows, rank), kind, 3, 0.1), alpha) for rank, alpha in zip(ranks, ALPHAS, strict=False)]
+    got = changed(weight, pairs, module._launch, lambda part: part.to(device))
+    twin, truth = changed(weight, pairs, add_low_rank_reference, torch.Tensor.clone), changed(weight, pairs, add_low_rank_reference, torch.Tensor.double)
+    assert_no_worse_than(got, twin, truth)
+    again = changed(weight, pairs, module._launch, lambda part: part.to(device))
+    assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_rows_of_a_larger_weight_are_changed_alone(device, dtype):
+    whole = random((96, 48), dtype, 1).to(device)
+    before, pair = whole.clone(), LowRank(random((20, 48), dtype, 2).to(device), random((33, 20), dtype, 3).to(device), 0.5)
+    module._launch(whole[17:50], [pair])
+    assert torch.equal(whole[:17], before[:17]) and torch.equal(whole[50:], before[50:])
+    alone = before[17:50].clone()
+    module._launch(alone, [pair])
+    assert torch.equal(whole[17:50], alone) and not torch.equal(alone, before[17:50])
+
+
+def test_what_is_multiplied_by_nothing_changes_nothing():
+    weight = random((8, 8), torch.float32, 1)
+    add_low_rank(there := weight.clone(), [LowRank(torch.full((2, 8), float("inf")), torch.ones(8, 2), 0.0)])
+    assert torch.equal(there, weight)
+
+
+def test_many_pairs_are_added_as_one_sum():
+    """More than the kernel takes in one launch; every way is rounded once."""
+    weight = random((24, 16), torch.bfloat16, 1)
+    pairs = [LowRank(random((3, 16), torch.bfloat16, seed), random((24, 3), torch.bfloat16, seed + 9), 0.25) for seed in range(5)]
+    add_low_rank(there := weight.clone(), pairs)
+    whole = weight.double() + sum(0.25 * pair.b.double() @ pair.a.double() for pair in pairs)
+    assert (there.double() - whole).abs().max() <= (whole.bfloat16().double() - whole).abs().max() * 1.01
