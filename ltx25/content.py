@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .pages import in_large_pages
+
 log = logging.getLogger(__name__)
 
 ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
@@ -140,7 +142,7 @@ def pin(owner: object, buffer: torch.Tensor, device: torch.device) -> None:
     """
     if device.type != "cuda" or buffer.numel() == 0:
         return
-    address = buffer.fill_(0).data_ptr()  # with its pages there, registering them goes faster
+    address = in_large_pages(buffer).fill_(0).data_ptr()  # with its pages there, registering them goes faster
     if int(torch.cuda.cudart().cudaHostRegister(address, buffer.numel(), 0)):
         log.info("the system pins no more host memory: %d MiB of weights will be copied from pageable memory", buffer.numel() >> 20)
     else:

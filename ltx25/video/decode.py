@@ -13,9 +13,9 @@ from ..device import is_out_of_memory
 from ..errors import InputError
 from ..hdr import SDR, check_transfer, to_linear
 from ..instrument.watch import Phase, Watch
+from ..pages import in_large_pages
 from ..shapes import Compression, VideoLatentShape
 from .output import FrameOutput, Part
-from .pages import in_large_pages
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
-"""Host memory for frames, in large pages.
+"""Host memory in large pages: for frames, and for weights that wait there.
 
 A clip is a gigabyte or more of memory that nobody has touched; in pages of 4 KiB the first write to it takes the kernel
-longer than in large ones (measured: 1.3 GB in 0.7 to 1.9 s, in 0.3 s with them). Only Linux is asked; elsewhere, and where it
-says no, memory stays as it is. Having the pages there beforehand was tried and lost: tests/bench/LOG.md.
+longer than in large ones (measured: 1.3 GB in 0.7 to 1.9 s, in 0.3 s with them), and each page is locked on its own where a
+device is to copy from it. Only Linux is asked; elsewhere, and where it says no, memory stays as it is. Having the pages of
+frames there beforehand was tried and lost: tests/bench/LOG.md.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.video import pages
-from comfyui_ltx25.ltx25.video.pages import in_large_pages
+from comfyui_ltx25.ltx25 import pages
+from comfyui_ltx25.ltx25.pages import in_large_pages
 
 MIB = 1 << 20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
