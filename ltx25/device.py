@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from .errors import InputError
+
 
 class Mark:
     """Made after work was queued: `done` tells whether the device got there. On the CPU work is done when it returns."""
@@ -39,6 +41,12 @@ class Mark:
         if self._event is None:
             return self._clock - earlier._clock
         return earlier._event.elapsed_time(self._event) / 1000
+
+
+def check_current(device: torch.device) -> None:
+    """Raise InputError for a CUDA device that is not the current one: events, streams and kernels go to the current one."""
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise InputError(f"the engine was asked for {device} while cuda:{torch.cuda.current_device()} is current; call torch.cuda.set_device('{device}') before.")
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

@@ -31,7 +31,7 @@ from .config.upscaler import UpscalerConfig
 from .connector import Conditioning, Connectors, context_length
 from .denoise import Sampled as Clip
 from .denoise import run
-from .device import compute_dtype, release, release_host
+from .device import check_current, compute_dtype, release, release_host
 from .dit import check_fp8
 from .dit.kept_text import KeptTexts
 from .dit.patchify import patchify_audio, patchify_video
@@ -101,8 +101,12 @@ class Engine:
 
     @staticmethod
     def open(files: Files, options: Options, device: torch.device) -> Engine:
-        """Check files, options and switches; reads headers, no weights. Raises FileError, InputError."""
+        """Check files, options and switches; reads headers, no weights. device: of CUDA ones the thread's current one.
+
+        Raises FileError, InputError.
+        """
         check_switches()
+        check_current(device)
         if options.precision == "fp8":
             check_fp8(device)
         return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)

@@ -260,6 +260,8 @@ def chosen_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).split("\n", 1)[0].rstrip(".")
         raise InputError(f"device '{name}' cannot be used ({reason}); use auto or cpu.") from None
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 

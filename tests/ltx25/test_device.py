@@ -2,7 +2,11 @@ import time
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25.cli.render import chosen_device
 from comfyui_ltx25.ltx25.device import Mark
+from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.tests.support.engine import engine, job
 
 
 def test_work_on_the_cpu_is_done_when_it_returns():
@@ -26,3 +30,33 @@ def test_work_on_a_gpu_is_done_when_it_is():
     while not second.done():
         time.sleep(0.001)
     assert first.done() and 0.05 < second.seconds_since(first) < 2
+
+
+def test_an_engine_is_opened_for_the_current_card_alone(monkeypatch):
+    """Events, streams and kernels go to the current one, whatever tensors are on."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.__setitem__(0, device.index))
+    with pytest.raises(InputError, match=r"asked for cuda:1 while cuda:0 is current; call torch.cuda.set_device\('cuda:1'\) before"):
+        engine(device=torch.device("cuda:1"))
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    assert chosen_device("cuda:1") == torch.device("cuda:1") and current == [1]
+    assert chosen_device("cuda") == torch.device("cuda") and current == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_every_card_gives_the_same_clip_and_the_others_stay_untouched(residency):
+    clips = []
+    try:
+        for number in (0, 1):
+            with torch.cuda.device(0):
+                device = chosen_device(f"cuda:{number}")
+                before = [torch.cuda.memory_allocated(other) for other in range(2)]
+                made = engine(device=device, residency=residency)
+                clips.append([made.sample(job(made, frames=12, steps=4), Watch()) for _ in range(3)][-1])
+                assert torch.cuda.memory_allocated(1 - number) == before[1 - number]
+    finally:
+        torch.cuda.set_device(0)
+    assert torch.equal(clips[0].video, clips[1].video) and torch.equal(clips[0].audio, clips[1].audio)
