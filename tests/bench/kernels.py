@@ -26,6 +26,7 @@ from comfyui_ltx25.kernels import (  # noqa: E402
     guided_step,
     head_gate,
     linear_gelu,
+    low_rank,
     modulate,
     qk_norm_rope,
     quantise,
@@ -46,8 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     with torch.inference_mode():
         copied = _copy_rate()
-        for tokens in options.tokens:
-            for name, op, twin, moved, flop in (*row_ops(tokens), *products(tokens)):
+        for tokens in (None, *options.tokens):
+            for name, op, twin, moved, flop in changes_of_weights() if tokens is None else (*row_ops(tokens), *products(tokens)):
                 if options.only and not any(part in name for part in options.only):
                     continue
                 seconds = _seconds(op)
@@ -125,6 +126,16 @@ def products(tokens: int) -> Iterator[Case]:
                 yield f"products {name} e4m3 {'fast' if fast else 'float32'} sums", lambda r=rows, s=stored, b=bias, f=fast: _fp8(r, s, b, f), None, 0, flop
     weight = _draw(4 * D, D) / D**0.5
     yield "products up + gelu", lambda: linear_gelu.linear_gelu(x, weight, None), lambda: linear_gelu.linear_gelu_reference(x, weight, None), 0, 2.0 * tokens * 4 * D * D
+
+
+def changes_of_weights() -> Iterator[Case]:
+    """What a LoRA of the published rank costs every time a block comes to the device: the largest weight of a block and a square one."""
+    for rows in (4 * D, D):
+        for ranks, dtype in (((450,), torch.bfloat16), ((450, 32), torch.bfloat16), ((450,), torch.float32)):
+            weight = _draw(rows, D)
+            pairs = [low_rank.LowRank(_draw(rank, D).to(dtype), (_draw(rows, rank) / 1000).to(dtype), 0.5) for rank in ranks]
+            name = f"low_rank {rows} x {D} by {' + '.join(map(str, ranks))} {str(dtype).removeprefix('torch.')}"
+            yield name, lambda w=weight, p=pairs: low_rank.add_low_rank(w, p), lambda w=weight, p=pairs: low_rank.add_low_rank_reference(w, p), 0, 2.0 * rows * D * sum(ranks)
 
 
 def _fp8(rows: quantise.Quantised, weight: quantise.Quantised, bias: torch.Tensor | None, fast: bool) -> torch.Tensor:
