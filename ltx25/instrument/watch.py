@@ -50,7 +50,7 @@ class Sink:
         """`phase.done`, `phase.text`, `phase.facts` or `phase.latest` changed."""
 
     def closed(self, phase: Phase) -> None:
-        """A phase ended; `phase.error` tells how, None is success."""
+        """A phase ended; `phase.error` tells how, here and not later; None is success."""
 
     def measured(self, phase: Phase) -> None:
         """A number about a phase closed earlier arrived: its device_span or device_busy."""
@@ -104,7 +104,7 @@ class Phase:
     doing: str = ""  # what runs right now, where the part knows better than "the next unit"
     latest: dict[str, Any] = field(default_factory=dict)  # the facts of the last tick or within alone
     ended: float | None = None
-    error: BaseException | None = None
+    error: BaseException | None = None  # while the phase is being closed; gone behind that, with the frames it holds
     device_span: float | None = None  # s between events on the device's streams at open and close, launch gaps included
     device_busy: float | None = None  # s, union of kernel and copy intervals of a profiler trace
     h2d: int | None = None
@@ -177,18 +177,24 @@ class Watch:
             phase.error = error
             raise
         finally:
-            phase.ended = time.monotonic()
-            self._open.remove(phase)
-            late: list[Phase] = []
-            if self._meter is not None:
-                self._meter.closed(phase)
-                late = self._meter.settled(wait=False)
-            for sink in self.sinks:
-                sink.closed(phase)
-            self._measured([other for other in late if other is not phase])
-            self._heart.told()
-            if not self._open:
-                self._heart.stop()
+            try:
+                self._closed(phase)
+            finally:
+                phase.error = None  # error -> its frames -> phase -> error would keep every tensor of those frames until a collection
+
+    def _closed(self, phase: Phase) -> None:
+        phase.ended = time.monotonic()
+        self._open.remove(phase)
+        late: list[Phase] = []
+        if self._meter is not None:
+            self._meter.closed(phase)
+            late = self._meter.settled(wait=False)
+        for sink in self.sinks:
+            sink.closed(phase)
+        self._measured([other for other in late if other is not phase])
+        self._heart.told()
+        if not self._open:
+            self._heart.stop()
 
     def check(self) -> None:
         """Raise if a cancel was asked for."""

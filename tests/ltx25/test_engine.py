@@ -1,16 +1,19 @@
 """Memory of whole phases: guards before them, smaller ways inside them, nothing behind them."""
 
+import contextlib
 import gc
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
 from comfyui_ltx25.ltx25 import fitting, residency, sizing
+from comfyui_ltx25.ltx25.dit.block import Block
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.hdr import CURVES, SDR, to_linear
-from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument import DeviceMeter, Sink, Watch
 from comfyui_ltx25.ltx25.instrument.memory import host_now
 from comfyui_ltx25.ltx25.optional import OptionalParts
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, TEXT, TRANSFORMER, VIDEO_VAE
@@ -22,6 +25,10 @@ from comfyui_ltx25.tests.support.memory import peak_bytes_held
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
 GB = 1 << 30
+
+
+class Stop(BaseException):
+    """Stands for the host's cancel."""
 
 
 class Events:
@@ -76,6 +83,80 @@ def test_out_of_memory_goes_on_in_the_next_smaller_way_and_says_so(failing):
     assert "went on with legs one after the other." in got.notices[0] and all("all blocks streamed" in notice for notice in got.notices[1:])
     assert [event for event, _ in events.notes if event == "retry"] == ["retry"] * 3
     assert [phase.name for phase in events.opens].count("sample") == 4
+
+
+class Failing(Sink):
+    """Raises `error` once, and counts when the work begins again how many tensors of the first attempt live on.
+
+    place: "load" (halfway) or "forward" (inside the second block).
+    """
+
+    def __init__(self, place, error, part, monkeypatch):
+        self.part, self.phase, self.error = part, {"load": "load.read", "forward": "sample"}[place], error
+        self.before, self.made, self.left = None, None, None
+        if place == "forward":
+            forward = Block.forward
+
+            def failing(block, state, text, modulation, following, geometry, legs, number, lanes):
+                if number == 1:
+                    self.fail()
+                return forward(block, state, text, modulation, following, geometry, legs, number, lanes)
+
+            monkeypatch.setattr(Block, "forward", failing)
+
+    def opened(self, phase):
+        if phase.name == self.phase and self.made is not None and self.left is None:
+            self.left = self.living()
+        elif phase.name == self.phase and self.made is None:
+            self.before = {id(tensor) for tensor in tensors()}
+
+    def ticked(self, phase):
+        if phase.name == self.phase == "load.read" and 2 * phase.done >= phase.total:
+            self.fail()
+
+    def fail(self):
+        if self.made is None:
+            slots = {slot.buffer.untyped_storage().data_ptr() for slot in self.part._stack.slots if slot.buffer is not None} if self.part.streams else set()
+            new = (tensor for tensor in tensors() if id(tensor) not in self.before)
+            self.made = [weakref.ref(tensor) for tensor in new if tensor.untyped_storage().data_ptr() not in slots]  # blocks come and go in those
+            raise self.error("out of memory")
+
+    def living(self):
+        return sum(tensor() is not None for tensor in self.made)
+
+
+def tensors():
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor) and not found.is_meta and found.numel()]
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is freed by the garbage collector: cycles show."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("residency", ["auto", "stream"])
+@pytest.mark.parametrize("place", ["load", "forward"])
+def test_m7_nothing_of_an_attempt_that_ran_out_of_memory_is_alive_when_the_next_one_begins(place, residency, monkeypatch, uncollected):
+    small = engine(residency=residency)
+    ways = small._sizing.ways
+    small._sizing.ways = lambda ready: [replace(ways(ready)[0], text="legs side by side", batched=True), *ways(ready)]
+    sink = Failing(place, torch.OutOfMemoryError, small.opened.parts[TRANSFORMER], monkeypatch)
+    got = small.sample(job(small), Watch([sink], DeviceMeter(CPU)))
+    assert len(got.notices) == 1 and sink.made and sink.left == 0
+
+
+@pytest.mark.parametrize("residency", ["auto", "stream"])
+@pytest.mark.parametrize("place", ["load", "forward"])
+def test_i3_nothing_of_a_cancelled_attempt_is_alive_behind_it(place, residency, monkeypatch, uncollected):
+    small = engine(residency=residency)
+    sink = Failing(place, Stop, small.opened.parts[TRANSFORMER], monkeypatch)
+    with contextlib.suppress(Stop):
+        small.sample(job(small), Watch([sink], DeviceMeter(CPU)))
+    assert sink.made and sink.living() == 0
 
 
 def test_m7_when_nothing_smaller_is_left_the_error_passes_with_numbers_and_the_next_prompt_works(failing, monkeypatch):
