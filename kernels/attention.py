@@ -111,29 +111,38 @@ class Choices:
             raise ValueError(f"LTX25_ATTENTION is '{forced}', wanted one of {', '.join(ORDER)}")
         name = forced or self._kept().get(key) or ""
         if name not in BACKENDS:
-            name = self._fastest(q, k, bias)
-            self._keep(key, name)
+            name, every = self._fastest(q, k, bias)
+            if every:
+                self._keep(key, name)
         self.made[key] = name
         return name
 
-    def _fastest(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+    def _fastest(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> tuple[str, bool]:
+        """The back end, and whether there was memory to try every one: where there was not, it is the choice of this process alone.
+
+        Raises torch.OutOfMemoryError where there was memory to try none.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("an attention shape is met for the first time inside a graph capture; run it once before")
         sample = _sample(q, k, bias)
         seconds: dict[str, float] = {}
+        short = ""
         for name in ORDER[:-1]:
             if name in self._skipped:
                 continue
             try:
                 _compare(BACKENDS[name], q, k, bias)
                 seconds[name] = _time(BACKENDS[name], *sample)
+            except torch.OutOfMemoryError as error:  # says nothing about the back end
+                short = str(error)
             except Exception as error:  # every back end has its own ways to refuse
-                if not isinstance(error, torch.OutOfMemoryError):
-                    self._skip(name, q, error)
+                self._skip(name, q, error)
         if not seconds:
-            return ORDER[-1]
+            if short:
+                raise torch.OutOfMemoryError(short)
+            return ORDER[-1], True
         best = min(seconds.values())
-        return next(name for name in ORDER if name in seconds and seconds[name] <= best * (1 + MARGIN))
+        return next(name for name in ORDER if name in seconds and seconds[name] <= best * (1 + MARGIN)), not short
 
     def _skip(self, name: str, q: torch.Tensor, error: Exception) -> None:
         if isinstance(error, (ImportError, ArithmeticError)):

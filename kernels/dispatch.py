@@ -25,7 +25,8 @@ class Op:
     """When the kernel of one op runs: with Triton, on CUDA, unless LTX25_KERNELS=reference, and where it was seen right.
 
     `check(device, dtype)` runs once per dtype and device, on first use. Where it raises, or the kernel's error against
-    float64 is more than twice its twin's, the twin runs for the rest of the process, which is logged.
+    float64 is more than twice its twin's, the twin runs for the rest of the process, which is logged. Out of memory says
+    nothing about the kernel: it passes on, and the next use checks again.
     """
 
     def __init__(self, name: str, check: Callable[[torch.device, torch.dtype], Iterable[Compared]]) -> None:
@@ -48,7 +49,11 @@ class Op:
                 error, allowed = _error(got, truth), 2 * _error(twin, truth)
                 if not error <= allowed:  # also when it is not a number
                     raise ArithmeticError(f"its error is {error:.3g}, allowed {allowed:.3g}")
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever a compiler or driver raises: the twin is always there
+            if "out of memory" in str(error):  # as a driver says it
+                raise
             log.warning("kernel %s is off for %s on %s, its plain version runs: %s", self.name, dtype, device, error)
             return False
         return True

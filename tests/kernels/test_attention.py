@@ -86,6 +86,24 @@ def test_a_choice_is_kept_for_the_next_process_and_a_broken_file_is_no_choice(ba
     assert Choices(file).of(Q, K, None) is first
 
 
+def test_a_back_end_there_was_no_memory_to_try_is_tried_again_by_the_next_process(backends, tmp_path, caplog):
+    file, short = tmp_path / "attention.json", [True]
+    second = plain("second")
+
+    def first(q, k, v, bias):
+        if short:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+        return attention_reference(q, k, v, bias)
+
+    backends(first=(first, 1.0), math=(plain("math"), 9.0))
+    with pytest.raises(torch.OutOfMemoryError, match="2.00 GiB"):
+        Choices(file).of(Q, K, None)
+    backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
+    assert Choices(file).of(Q, K, None) is second
+    short.clear()
+    assert Choices(file).of(Q, K, None) is first and not caplog.messages
+
+
 def test_the_environment_forces_one(backends, monkeypatch):
     first, second = plain("first"), plain("second")
     backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))

@@ -1,4 +1,5 @@
 import logging
+import re
 
 import pytest
 import torch
@@ -49,6 +50,22 @@ def test_w2_a_kernel_that_does_not_compile_is_off(caplog):
 
     assert not Op("uncompiled", check).runs(OnCard())
     assert caplog.messages[-1].endswith("plain version runs: PTX assembly aborted")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("Tried to allocate 2.00 GiB"), RuntimeError("Triton Error [CUDA]: out of memory")])
+def test_a_kernel_whose_first_use_ran_out_of_memory_is_checked_again(error, caplog):
+    """The engine answers with a smaller way, in which the kernel is as right as ever."""
+    short = [error]
+
+    def check(device, dtype):
+        if short:
+            raise short.pop()
+        return [(ONE, ONE, ONE.double())]
+
+    op = Op("short", check)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        op.runs(OnCard())
+    assert op.runs(OnCard()) and not caplog.messages
 
 
 def test_a_right_kernel_runs():
