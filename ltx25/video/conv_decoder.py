@@ -9,6 +9,7 @@ not on the clip, and a streamed decode computes exactly the sums of an unstreame
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 import torch
@@ -22,7 +23,7 @@ from .frames import Activated, Convolved, FrameConv, Given, Settled, Stage, Unfo
 from .output import Part
 from .pace import Pace
 from .residual import ResBlocks
-from .shuffle import patch_run_order, run_order
+from .shuffle import Reordered, patch_run_order, run_order
 from .statistics import ChannelStatistics
 
 _AHEAD = 1  # every convolution sees one frame on either side
@@ -36,7 +37,7 @@ class ConvDecoder(nn.Module):
         self.config = config
         self.per_channel_statistics = ChannelStatistics(config.latent_channels)
         self.decoder = _Network(config)
-        self._prepared = False
+        self._reordered, self._prepared = Reordered(), False
 
     @torch.no_grad()
     def stream(self, latent: torch.Tensor, chunk_frames: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -88,15 +89,16 @@ class ConvDecoder(nn.Module):
         return Unfolded(Convolved(network.conv_out, Activated(stage), _AHEAD), (1, patch, patch))
 
     def _prepare(self) -> None:
-        """Once, on the filled weights: channels-last memory, and run order where the output is unfolded."""
+        """Once, on the filled weights: channels-last memory, and run order where the output is unfolded.
+
+        Where memory runs out inside, the next call goes on from there.
+        """
         if self._prepared:
             return
         for block in self.decoder.up_blocks:
             if isinstance(block, DepthToSpace):
-                for parameter in block.conv.conv.parameters():
-                    parameter.data = run_order(parameter.data, block.stride)
-        for parameter in self.decoder.conv_out.conv.parameters():
-            parameter.data = patch_run_order(parameter.data, self.config.patch)
+                self._reordered.each(block.conv.conv, partial(run_order, stride=block.stride))
+        self._reordered.each(self.decoder.conv_out.conv, partial(patch_run_order, patch=self.config.patch))
         self.decoder.to(memory_format=torch.channels_last_3d)
         self._prepared = True
 

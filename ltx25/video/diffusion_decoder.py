@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ from .noise import DrawnNoise, Noise
 from .output import Part
 from .pace import Pace
 from .rope import rope
-from .shuffle import patch_run_order, run_order
+from .shuffle import Reordered, patch_run_order, run_order
 from .statistics import ChannelStatistics
 from .tiling import Span, Tile
 
@@ -45,7 +46,7 @@ class DiffusionDecoder(nn.Module):
         self.config = config
         self.per_channel_statistics = ChannelStatistics(config.latent_channels)
         self.decoder = Network(config)
-        self._prepared = False
+        self._reordered, self._prepared = Reordered(), False
 
     @property
     def compression(self) -> Compression:
@@ -190,7 +191,10 @@ class DiffusionDecoder(nn.Module):
         return torch.linspace(1.0, 1.0 / self.config.steps, self.config.steps).tolist()
 
     def _prepare(self) -> None:
-        """Once, on the filled weights: what the noise levels make of the norms; fold gates; run order (shuffle.py) where pixels are folded or unfolded."""
+        """Once, on the filled weights: what the noise levels make of the norms; fold gates; run order (shuffle.py) where pixels are folded or unfolded.
+
+        Where memory runs out inside, the next call goes on from there.
+        """
         if self._prepared:
             return
         network, patch = self.decoder, self.config.patch
@@ -201,12 +205,9 @@ class DiffusionDecoder(nn.Module):
         self._context_affines = [[block.affines() for block in blocks] for blocks in network.det_stages]
         self._pixel_affines = [[block.modulated(modulation) for block in network.diff_blocks] for modulation in modulations]
         for upsample in network.upsamples:
-            for parameter in upsample.proj.parameters():
-                parameter.data = run_order(parameter.data, upsample.stride)
-        for parameter in network.conv_out.parameters():
-            parameter.data = patch_run_order(parameter.data, patch)
-        weight = network.conv_in_x_t.weight
-        weight.data = patch_run_order(weight.data.T, patch).T.contiguous()
+            self._reordered.each(upsample.proj, partial(run_order, stride=upsample.stride))
+        self._reordered.each(network.conv_out, partial(patch_run_order, patch=patch))
+        self._reordered.one(network.conv_in_x_t, "weight", lambda weight: patch_run_order(weight.T, patch).T.contiguous())
         self._prepared = True
 
 

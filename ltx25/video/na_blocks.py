@@ -99,14 +99,19 @@ class PixelBlock(ContextBlock):
         return first, second
 
     def fold_gates(self) -> None:
-        """Multiply the static gates of older files into the linears they follow, in float32 or wider."""
-        if not hasattr(self, "gate_msa"):
-            return
-        for gate, linear in ((self.gate_msa, self.attn.proj), (self.gate_mlp, self.mlp.w_down), (self.gate_ctx, self.context_proj)):
-            linear.weight.data = (wide(gate)[:, None] * wide(linear.weight)).to(linear.weight.dtype)
+        """Multiply the static gates of older files into the linears they follow, in float32 or wider.
+
+        A gate goes with its linear, so that where memory runs out between two of them the next call folds those that are left.
+        """
+        for name, linear in (("gate_msa", self.attn.proj), ("gate_mlp", self.mlp.w_down), ("gate_ctx", self.context_proj)):
+            gate = getattr(self, name, None)
+            if gate is None:
+                continue
+            weight = (wide(gate)[:, None] * wide(linear.weight)).to(linear.weight.dtype)
             if linear.bias is not None:
                 linear.bias.data = (wide(gate) * wide(linear.bias)).to(linear.bias.dtype)
-        del self.gate_msa, self.gate_mlp, self.gate_ctx
+            linear.weight.data = weight
+            delattr(self, name)
 
 
 class Upsample(nn.Module):

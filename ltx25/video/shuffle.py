@@ -7,12 +7,15 @@ unfolded, once after loading, so that the channels of one pixel lie together and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
 from einops import rearrange
+from torch import nn
 
 Stride = tuple[int, int, int]
+Order = Callable[[torch.Tensor], torch.Tensor]
 
 
 def patchify(pixels: torch.Tensor, patch: int) -> torch.Tensor:
@@ -45,6 +48,25 @@ def run_order(rows: torch.Tensor, stride: Stride) -> torch.Tensor:
 def patch_run_order(rows: torch.Tensor, patch: int) -> torch.Tensor:
     """Rows (c column row) of a weight or bias -> (row column c), for `unfold_runs` with stride (1, patch, patch)."""
     return rearrange(rows, "(c column row) ... -> (row column c) ...", column=patch, row=patch)
+
+
+class Reordered:
+    """The parameters that are in run order by now: each is put into it once, however often a try that ran out of memory is repeated."""
+
+    def __init__(self) -> None:
+        self._done: set[nn.Parameter] = set()
+
+    def each(self, layer: nn.Module, order: Order) -> None:
+        """`one` for the weight and, where there is one, the bias of a layer."""
+        for name, _ in layer.named_parameters():
+            self.one(layer, name, order)
+
+    def one(self, layer: nn.Module, name: str, order: Order) -> None:
+        """A parameter becomes `order` of it."""
+        parameter = getattr(layer, name)
+        if parameter not in self._done:
+            parameter.data = order(parameter.data)
+            self._done.add(parameter)
 
 
 def unfold_runs(x: torch.Tensor, bias: torch.Tensor | None, stride: Stride, out: torch.Tensor) -> None:

@@ -48,3 +48,19 @@ class HeldOnMeta(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.held -= self._live.pop(key)
+
+
+class OutOfMemoryAt(TorchDispatchMode):
+    """Operation `number` (from 0) of those inside that take memory fails for the lack of it; `reached`: whether there were so many."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._left = number
+        self.reached = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._left -= not func.is_view
+        if self._left < 0 and not self.reached:
+            self.reached = True
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return func(*args, **(kwargs or {}))

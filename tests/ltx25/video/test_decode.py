@@ -1,16 +1,32 @@
+import contextlib
 import logging
+from itertools import count
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.config.video_layout import ConvDecoderConfig, Resample, ResStack
+from comfyui_ltx25.ltx25.config.video_layout import ConvDecoderConfig, DiffusionDecoderConfig, Resample, ResStack
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.hdr import CURVES
 from comfyui_ltx25.ltx25.instrument import Sink, Watch
-from comfyui_ltx25.ltx25.video import ConvDecoder, decode_video
-from comfyui_ltx25.tests.support.memory import peak_bytes_held
+from comfyui_ltx25.ltx25.video import ConvDecoder, DiffusionDecoder, decode_video
+from comfyui_ltx25.tests.support.memory import OutOfMemoryAt, peak_bytes_held
 from comfyui_ltx25.tests.support.random_weights import fill_random
 
 TINY = ConvDecoderConfig(latent_channels=4, width=3, patch=2, blocks=(ResStack(1), Resample((2, 2, 2), 2), ResStack(1)))
+GATED = DiffusionDecoderConfig(
+    latent_channels=3,
+    patch=2,
+    head_dim=8,
+    channels=(8, 8),
+    depths=(1, 1),
+    kernels=((1, 1, 1), (1, 1, 1)),
+    upsamples=(Resample((1, 2, 2), 1),),
+    time_width=8,
+    time_scale=1000.0,
+    steps=1,
+    output="x0",
+    gates=True,
+)
 
 
 class Seen(Sink):
@@ -114,6 +130,27 @@ def test_m1_out_of_memory_at_the_smallest_chunk_names_the_way_out_and_keeps_the_
     with pytest.raises(torch.OutOfMemoryError, match="does not fit .* even with 1 frames at a time; unload other models"):
         decode(decoder, z)
     assert torch.equal(z, before)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(ConvDecoder, TINY), (DiffusionDecoder, GATED)])
+def test_m1_memory_that_runs_out_while_weights_are_prepared_changes_no_frame(kind, config):
+    """At whichever operation: what a weight became before it stays, and is not done to it again."""
+
+    def fresh():
+        with torch.device("meta"):
+            module = kind(config)
+        return fill_random(module, "cpu", torch.float32)
+
+    z = torch.randn(1, config.latent_channels, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    want = decode(fresh(), z)
+    for number in count():
+        decoder = fresh()
+        with OutOfMemoryAt(number) as memory, contextlib.suppress(torch.OutOfMemoryError):
+            decoder._prepare()
+        if not memory.reached:
+            break
+        assert torch.equal(decode(decoder, z), want), f"after operation {number}"
+    assert number > 10
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
