@@ -2,13 +2,16 @@
 
 On CUDA the back ends that work are timed once per device, library versions and shape class, on random input of that
 class; the first of ORDER is taken unless another is more than 5 % faster. The choice is kept on disk, so that equal
-runs use equal kernels. Before it is trusted a back end is compared with the reference once; one that is wrong, absent
-or refuses the shape is skipped with one log line. LTX25_ATTENTION names one that is then used without timing.
+runs use equal kernels. Before it is trusted a back end is compared with the reference once, also one that was kept; one
+that is wrong, absent or refuses the shape is skipped with one log line. What only this process or this shape had against
+one, a lack of memory or a length that its class does not tell, is not kept. LTX25_ATTENTION names one that is then used
+without timing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -21,9 +24,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .dispatch import power_of_two
+from .memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
+Shape = tuple[torch.device, torch.dtype, torch.Size, torch.Size, bool]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
@@ -36,7 +41,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Ten
     """See `attention_reference`."""
     if q.device.type != "cuda":
         return attention_reference(q, k, v, bias)
-    return _CHOICES.of(q, k, bias)(*map(aligned, (q, k, v)), bias)
+    return _CHOICES.run(*map(aligned, (q, k, v)), bias)
 
 
 _LOAD = 16  # bytes: fused kernels load this much at once, and end the process' use of the device where an address is not a multiple
@@ -92,64 +97,112 @@ class Choices:
         """`file` keeps choices between processes; None: nothing is kept."""
         self.made: dict[str, str] = {}
         self._file = file
-        self._by_shape: dict[tuple, Attend] = {}
+        self._by_shape: dict[Shape, str] = {}
+        self._refused: dict[Shape, set[str]] = {}  # by a shape of its class that a chosen one did not take after all
+        self._right: set[tuple] = set()  # kept ones that were compared by this process
         self._skipped: set[str] = set()
 
-    def of(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Attend:
-        shape = (q.device, q.dtype, q.shape, k.shape, bias is None)
-        attend = self._by_shape.get(shape)
-        if attend is None:
-            attend = self._by_shape[shape] = BACKENDS[self._choose(q, k, bias)]
-        return attend
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`attention_reference` by the back end for the shape; where that refuses it after all, by another from here on."""
+        while True:
+            name = self.of(q, k, bias)
+            try:
+                return BACKENDS[name](q, k, v, bias)
+            except RuntimeError as error:
+                # A capture that met an error is lost: whoever captures runs without a graph, and meets it again here.
+                if name == ORDER[-1] or is_out_of_memory(error) or torch.cuda.is_current_stream_capturing():
+                    raise
+                self._refuse(name, q, k, bias, error)
 
-    def _choose(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+    def of(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+        shape = _shape(q, k, bias)
+        name = self._by_shape.get(shape)
+        if name is None:
+            name = self._by_shape[shape] = self._choose(q, k, bias, self._refused.get(shape, set()))
+        return name
+
+    def _choose(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, refused: set[str]) -> str:
         key = shape_class(q, k, bias)
-        if key in self.made:
-            return self.made[key]
+        if refused:
+            key = f"{key}, exactly {q.shape[0]} x {q.shape[1]} x {k.shape[1]}"
+            self.made[key], _ = self._fastest(q, k, bias, refused)
+        elif key not in self.made:
+            self.made[key] = self._chosen(key, q, k, bias)
+        return self.made[key]
+
+    def _chosen(self, key: str, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
+        """For a class that this process meets for the first time."""
         forced = os.environ.get("LTX25_ATTENTION", "")
         if forced and forced not in BACKENDS:
             raise ValueError(f"LTX25_ATTENTION is '{forced}', wanted one of {', '.join(ORDER)}")
-        name = forced or self._kept().get(key) or ""
-        if name not in BACKENDS:
-            name, every = self._fastest(q, k, bias)
-            if every:
-                self._keep(key, name)
-        self.made[key] = name
+        kept = self._kept().get(key, "")
+        if forced or (kept in BACKENDS and self._is_right(kept, q, k, bias)):
+            return forced or kept
+        name, lasting = self._fastest(q, k, bias, {kept})
+        if lasting:
+            self._keep(key, name)
         return name
 
-    def _fastest(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> tuple[str, bool]:
-        """The back end, and whether there was memory to try every one: where there was not, it is the choice of this process alone.
+    def _is_right(self, name: str, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether a kept back end is there and right in this process too: its library may be gone, or another one."""
+        what = name, q.device, q.dtype, q.shape[2:], bias is None
+        if name == ORDER[-1] or what in self._right:
+            return True
+        if name in self._skipped:
+            return False
+        _outside_captures()
+        try:
+            _compare(BACKENDS[name], q, k, bias)
+        except Exception as error:  # every back end has its own ways to refuse
+            if is_out_of_memory(error):
+                raise
+            self._skip(name, q, error)
+            return False
+        self._right.add(what)
+        return True
 
-        Raises torch.OutOfMemoryError where there was memory to try none.
+    def _fastest(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, without: set[str]) -> tuple[str, bool]:
+        """The back end to use, and whether that is worth keeping: not where one had too little memory to be timed, or
+        took a part of this shape but not the whole. Raises OutOfMemoryError where memory was too little for all.
         """
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("an attention shape is met for the first time inside a graph capture; run it once before")
+        _outside_captures()
         sample = _sample(q, k, bias)
         seconds: dict[str, float] = {}
-        short = ""
+        compared: set[str] = set()
+        starved: Exception | None = None
         for name in ORDER[:-1]:
-            if name in self._skipped:
+            if name in self._skipped or name in without:
                 continue
             try:
                 _compare(BACKENDS[name], q, k, bias)
+                compared.add(name)
                 seconds[name] = _time(BACKENDS[name], *sample)
-            except torch.OutOfMemoryError as error:  # says nothing about the back end
-                short = str(error)
-            except Exception as error:  # every back end has its own ways to refuse
-                self._skip(name, q, error)
-        if not seconds:
-            if short:
-                raise torch.OutOfMemoryError(short)
-            return ORDER[-1], True
-        best = min(seconds.values())
-        return next(name for name in ORDER if name in seconds and seconds[name] <= best * (1 + MARGIN)), not short
+            except Exception as error:
+                if is_out_of_memory(error):
+                    starved = error.with_traceback(None)  # whose frames hold tensors
+                else:
+                    self._skip(name, q, error)
+        lasting = starved is None and compared == seconds.keys()
+        if seconds:
+            best = min(seconds.values())
+            return next(name for name in ORDER if name in seconds and seconds[name] <= best * (1 + MARGIN)), lasting
+        if starved is not None:
+            raise starved
+        return ORDER[-1], lasting
+
+    def _refuse(self, name: str, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, error: RuntimeError) -> None:
+        shape = _shape(q, k, bias)
+        self._refused.setdefault(shape, set()).add(name)
+        del self._by_shape[shape]
+        log.warning(
+            "attention back end %s refuses %d x %d x %d of %s, another is used for that shape: %s", name, q.shape[0], q.shape[1], k.shape[1], q.dtype, _reason(error)
+        )
 
     def _skip(self, name: str, q: torch.Tensor, error: Exception) -> None:
         if isinstance(error, (ImportError, ArithmeticError)):
             self._skipped.add(name)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         level = logging.DEBUG if isinstance(error, ImportError) else logging.WARNING  # FlashAttention 3 is rarely there
-        log.log(level, "attention back end %s is skipped for %s heads of %d: %s", name, q.dtype, q.shape[-1], reason)
+        log.log(level, "attention back end %s is skipped for %s heads of %d: %s", name, q.dtype, q.shape[-1], _reason(error))
 
     def _kept(self) -> dict[str, str]:
         if self._file is None:
@@ -158,7 +211,7 @@ class Choices:
             kept = json.loads(self._file.read_text())
         except (OSError, ValueError):
             return {}
-        return kept if isinstance(kept, dict) else {}
+        return {key: name for key, name in kept.items() if isinstance(name, str)} if isinstance(kept, dict) else {}
 
     def _keep(self, key: str, name: str) -> None:
         if self._file is None:
@@ -170,14 +223,28 @@ class Choices:
             partial.replace(self._file)
 
 
+def _shape(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Shape:
+    return q.device, q.dtype, q.shape, k.shape, bias is None
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _outside_captures() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("an attention shape is met for the first time inside a graph capture; run it once before")
+
+
 def shape_class(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str:
     """What a choice is kept under: device, versions, dtype, heads, and lengths to the next power of two."""
     device = torch.cuda.get_device_name(q.device)
     cudnn = torch.backends.cudnn.version()
     rows, tokens, heads, head = q.shape
     masked = "" if bias is None else " biased"
+    more = " flash3" if importlib.util.find_spec("flash_attn_interface") else ""
     return (
-        f"{device} torch {torch.__version__} cudnn {cudnn} {str(q.dtype).removeprefix('torch.')} "
+        f"{device} torch {torch.__version__} cudnn {cudnn}{more} {str(q.dtype).removeprefix('torch.')} "
         f"{power_of_two(rows)} x {power_of_two(tokens)} x {power_of_two(k.shape[1])} {heads} heads of {head}{masked}"
     )
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .memory import is_out_of_memory
+
 try:
     import triton
     import triton.language as tl
@@ -49,10 +51,8 @@ class Op:
                 error, allowed = _error(got, truth), 2 * _error(twin, truth)
                 if not error <= allowed:  # also when it is not a number
                     raise ArithmeticError(f"its error is {error:.3g}, allowed {allowed:.3g}")
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # whatever a compiler or driver raises: the twin is always there
-            if "out of memory" in str(error):  # as a driver says it
+            if is_out_of_memory(error):
                 raise
             log.warning("kernel %s is off for %s on %s, its plain version runs: %s", self.name, dtype, device, error)
             return False

@@ -67,10 +67,3 @@ def release_host() -> None:
     empty = getattr(torch.accelerator, "empty_host_cache", None)  # newer than the API floor
     if empty is not None and torch.cuda.is_available():
         empty()
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed, on any device."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )

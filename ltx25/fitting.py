@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from .device import is_out_of_memory, release
+from ..kernels.memory import is_out_of_memory
+from .device import release
 from .errors import InputError
 from .instrument import Watch
 from .instrument.memory import host_free

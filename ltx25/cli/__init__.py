@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..device import is_out_of_memory
+from ...kernels.memory import is_out_of_memory
 from ..errors import LTX25Error
 from ..switches import check_switches
 from . import decode, plan, render, runs, tiny

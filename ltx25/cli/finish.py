@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..device import is_out_of_memory
+from ...kernels.memory import is_out_of_memory
 from ..engine import Engine
 from ..errors import LTX25Error
 from ..exr import check_folder, write_exr

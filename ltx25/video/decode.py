@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..device import is_out_of_memory
+from ...kernels.memory import is_out_of_memory
 from ..errors import InputError
 from ..hdr import SDR, check_transfer, to_linear
 from ..instrument.watch import Phase, Watch

@@ -14,8 +14,8 @@ from math import prod
 import torch
 from torch import nn
 
+from ...kernels.memory import is_out_of_memory
 from ..config.video_layout import EncoderConfig, Resample
-from ..device import is_out_of_memory
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoShape

@@ -47,11 +47,18 @@ def plain(name):
     return attend
 
 
+def picky(q, k, v, bias):
+    """Takes what it is compared on, and no input of five tokens."""
+    if q.shape[1] == 5 and k.shape[1] == 7 and q.shape[0] == 3:
+        raise RuntimeError("odd lengths are not supported")
+    return attention_reference(q, k, v, bias)
+
+
 def test_n15_a_back_end_that_returns_noise_is_rejected_and_named(backends, caplog):
     good = plain("good")
     backends(wild=(noise, 0.1), good=(good, 1.0), math=(plain("math"), 9.0))
     with caplog.at_level(logging.WARNING):
-        assert Choices(None).of(Q, K, None) is good
+        assert Choices(None).of(Q, K, None) == "good"
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("attention back end wild is skipped")
 
@@ -60,30 +67,30 @@ def test_w5_an_absent_or_refusing_back_end_falls_back(backends, caplog):
     good = plain("good")
     backends(old=(absent, 0.1), narrow=(refusing, 0.1), good=(good, 1.0), math=(plain("math"), 9.0))
     choices = Choices(None)
-    assert choices.of(Q, K, None) is good
+    assert choices.of(Q, K, None) == "good"
     assert len(caplog.messages) == 1  # what the user never installed is not worth a word
     backends(narrow=(refusing, 0.1), math=(plain("math"), 9.0))
-    assert Choices(None).of(Q, K, None).__name__ == "math"
+    assert Choices(None).of(Q, K, None) == "math"
 
 
 def test_the_earlier_back_end_wins_unless_another_is_clearly_faster(backends):
     first, second = plain("first"), plain("second")
     backends(first=(first, 1.04), second=(second, 1.0), math=(plain("math"), 9.0))
-    assert Choices(None).of(Q, K, None) is first
+    assert Choices(None).of(Q, K, None) == "first"
     backends(first=(first, 1.06), second=(second, 1.0), math=(plain("math"), 9.0))
-    assert Choices(None).of(Q, K, None) is second
+    assert Choices(None).of(Q, K, None) == "second"
 
 
 def test_a_choice_is_kept_for_the_next_process_and_a_broken_file_is_no_choice(backends, tmp_path):
     file = tmp_path / "sub" / "attention.json"
     first, second = plain("first"), plain("second")
     backends(first=(first, 2.0), second=(second, 1.0), math=(plain("math"), 9.0))
-    assert Choices(file).of(Q, K, None) is second
+    assert Choices(file).of(Q, K, None) == "second"
     assert list(json.loads(file.read_text()).values()) == ["second"]
     backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
-    assert Choices(file).of(Q, K, None) is second
+    assert Choices(file).of(Q, K, None) == "second"
     file.write_text("{not json")
-    assert Choices(file).of(Q, K, None) is first
+    assert Choices(file).of(Q, K, None) == "first"
 
 
 def test_a_back_end_there_was_no_memory_to_try_is_tried_again_by_the_next_process(backends, tmp_path, caplog):
@@ -99,16 +106,89 @@ def test_a_back_end_there_was_no_memory_to_try_is_tried_again_by_the_next_proces
     with pytest.raises(torch.OutOfMemoryError, match="2.00 GiB"):
         Choices(file).of(Q, K, None)
     backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
-    assert Choices(file).of(Q, K, None) is second
+    assert Choices(file).of(Q, K, None) == "second"
     short.clear()
-    assert Choices(file).of(Q, K, None) is first and not caplog.messages
+    assert Choices(file).of(Q, K, None) == "first" and not caplog.messages
+
+
+@pytest.mark.parametrize("broken", [absent, refusing, noise])
+def test_a_kept_back_end_that_this_process_cannot_use_is_chosen_again(broken, backends, tmp_path, caplog):
+    file = tmp_path / "attention.json"
+    backends(first=(plain("first"), 1.0), second=(plain("second"), 2.0), math=(plain("math"), 9.0))
+    assert Choices(file).of(Q, K, None) == "first"
+    backends(first=(broken, 1.0), second=(plain("second"), 2.0), math=(plain("math"), 9.0))
+    assert torch.equal(Choices(file).run(Q, K, K, None), attention_reference(Q, K, K, None))
+    assert list(json.loads(file.read_text()).values()) == ["second"]
+    assert len(caplog.messages) == (broken is not absent)
+
+
+def test_a_kept_back_end_is_compared_once_and_not_for_the_lack_of_memory_given_up(backends, tmp_path):
+    file, calls = tmp_path / "attention.json", []
+
+    def first(q, k, v, bias):
+        calls.append(q.shape)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+        return attention_reference(q, k, v, bias)
+
+    backends(first=(plain("first"), 1.0), math=(plain("math"), 9.0))
+    longer = K.repeat(1, 2, 1, 1)
+    for key in (K, longer):
+        assert Choices(file).of(Q, key, None) == "first"
+    backends(first=(first, 1.0), math=(plain("math"), 9.0))
+    choices = Choices(file)
+    with pytest.raises(torch.OutOfMemoryError):
+        choices.of(Q, K, None)
+    assert choices.of(Q, K, None) == choices.of(Q, longer, None) == "first" and len(calls) == 2
+
+
+def of_three_rows(q):
+    return q.expand(3, -1, -1, -1)
+
+
+def test_a_shape_that_the_back_end_of_its_class_refuses_has_another_and_its_class_has_not(backends, tmp_path, monkeypatch, caplog):
+    file = tmp_path / "attention.json"
+    monkeypatch.setattr(module, "shape_class", lambda *_: "one class")
+    backends(first=(picky, 1.0), second=(plain("second"), 2.0), math=(plain("math"), 9.0))
+    choices, (q, k) = Choices(file), (of_three_rows(Q), of_three_rows(K))
+    monkeypatch.setattr(module, "_time", lambda attend, *sample: attend(*sample) is None or (1.0 if attend is picky else 2.0))
+    assert choices.of(Q, K, None) == "first"
+    for _ in range(2):
+        assert torch.equal(choices.run(q, k, k, None), attention_reference(q, k, k, None))
+    assert choices.of(Q, K, None) == "first" and json.loads(file.read_text()) == {"one class": "first"}
+    assert choices.made == {"one class": "first", "one class, exactly 3 x 5 x 7": "second"}
+    assert caplog.messages == ["attention back end first refuses 3 x 5 x 7 of torch.float32, another is used for that shape: odd lengths are not supported"]
+    file.unlink()
+    assert Choices(file).of(q, k, None) == "second" and not file.exists()  # nor is it kept for the class that one shape was refused
+
+
+def test_an_error_of_a_back_end_inside_a_capture_or_for_the_lack_of_memory_passes(backends, monkeypatch):
+    raised = []
+
+    def first(q, k, v, bias):
+        if raised:
+            raise raised[0]
+        return attention_reference(q, k, v, bias)
+
+    backends(first=(first, 1.0), math=(plain("math"), 9.0))
+    choices = Choices(None)
+    assert choices.of(Q, K, None) == "first"
+    raised.append(RuntimeError("CUDA error: out of memory"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        choices.run(Q, K, K, None)
+    raised[0] = RuntimeError("odd lengths are not supported")
+    with monkeypatch.context() as capture, pytest.raises(RuntimeError, match="odd lengths"):
+        capture.setattr(module.torch.cuda, "is_current_stream_capturing", lambda: True)
+        choices.run(Q, K, K, None)
+    assert choices.of(Q, K, None) == "first"
+    assert torch.equal(choices.run(Q, K, K, None), attention_reference(Q, K, K, None)) and choices.of(Q, K, None) == "math"
 
 
 def test_the_environment_forces_one(backends, monkeypatch):
     first, second = plain("first"), plain("second")
     backends(first=(first, 1.0), second=(second, 2.0), math=(plain("math"), 9.0))
     monkeypatch.setenv("LTX25_ATTENTION", "second")
-    assert Choices(None).of(Q, K, None) is second
+    assert Choices(None).of(Q, K, None) == "second"
     monkeypatch.setenv("LTX25_ATTENTION", "third")
     with pytest.raises(ValueError, match="wanted one of first, second, math"):
         Choices(None).of(Q, K, None)
