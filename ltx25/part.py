@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
@@ -183,8 +184,10 @@ class Part:
                 self._load_blocks(kept, watch)
             else:
                 self._load_whole(watch)
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was read for as long as someone handles the error
             self.unload()
+            release(self.device)
             raise
         self._loaded = True
 
@@ -227,7 +230,7 @@ class Part:
             self.adapter.let_go()
 
     def _leave(self) -> None:
-        if not self._modules:
+        if not self.there and self._stack is None:  # a load that broke off has a stack before it has modules
             return
         self.forget()
         if self._stack is not None:

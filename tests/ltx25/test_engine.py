@@ -21,7 +21,7 @@ from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.working import decoding_bytes, frames_bytes
 from comfyui_ltx25.tests.support.engine import CPU, engine, job
 from comfyui_ltx25.tests.support.loras import tiny_lora
-from comfyui_ltx25.tests.support.memory import peak_bytes_held
+from comfyui_ltx25.tests.support.memory import living_tensors, peak_bytes_held
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
 GB = 1 << 30
@@ -108,7 +108,7 @@ class Failing(Sink):
         if phase.name == self.phase and self.made is not None and self.left is None:
             self.left = self.living()
         elif phase.name == self.phase and self.made is None:
-            self.before = {id(tensor) for tensor in tensors()}
+            self.before = {id(tensor) for tensor in living_tensors()}
 
     def ticked(self, phase):
         if phase.name == self.phase == "load.read" and 2 * phase.done >= phase.total:
@@ -117,16 +117,12 @@ class Failing(Sink):
     def fail(self):
         if self.made is None:
             slots = {slot.buffer.untyped_storage().data_ptr() for slot in self.part._stack.slots if slot.buffer is not None} if self.part.streams else set()
-            new = (tensor for tensor in tensors() if id(tensor) not in self.before)
+            new = (tensor for tensor in living_tensors() if id(tensor) not in self.before)
             self.made = [weakref.ref(tensor) for tensor in new if tensor.untyped_storage().data_ptr() not in slots]  # blocks come and go in those
             raise self.error("out of memory")
 
     def living(self):
         return sum(tensor() is not None for tensor in self.made)
-
-
-def tensors():
-    return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor) and not found.is_meta and found.numel()]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, open_parts
 from comfyui_ltx25.ltx25.residency import Part, Standalone
 from comfyui_ltx25.tests.support.engine import CPU, engine, files, job
+from comfyui_ltx25.tests.support.memory import living_tensors
 
 
 class Stop(BaseException):
@@ -118,15 +119,33 @@ def test_more_than_all_blocks_cannot_be_given(opened):
     assert opened.parts[VIDEO_VAE].shrink(1) == 0
 
 
-@pytest.mark.parametrize("budget", ["least", "one", "whole"])
-def test_i3_a_cancelled_load_leaves_nothing(opened, budget):
-    part = opened.parts[TRANSFORMER]
-    size = {"least": part.least, "one": part.least + part._block_bytes[0], "whole": part.bytes}[budget]
+@pytest.mark.parametrize(
+    ("name", "budget", "most"), [(TRANSFORMER, "least", 3), (TRANSFORMER, "one", 3), (TRANSFORMER, "whole", 3), (TEXT, "least", 3), (VIDEO_VAE, "whole", 1)]
+)
+def test_i3_a_cancelled_load_leaves_nothing(opened, monkeypatch, name, budget, most):
+    part, there = opened.parts[name], []
+    size = {"least": part.least, "one": part.least + max(part._block_bytes, default=0), "whole": part.bytes}[budget]
+    made = {id(tensor) for tensor in living_tensors()}
+    monkeypatch.setattr(parts, "release", lambda device: there.append(sum(id(tensor) not in made for tensor in living_tensors())))
     with pytest.raises(Stop):
-        part.load(Watch([Phases(most=3)]), size)
+        part.load(Watch([Phases(most)]), size)
+    assert there[-1] == 0, "memory goes back to the device when nothing is in it any more, whoever still handles the cancel"
     assert not part.loaded and part.held == 0 and not part.streams
-    part.load(Watch(), size)
+    sink = Phases()
+    part.load(Watch([sink]), size)
     assert part.loaded and part.held <= size
+    assert all(phase.done == phase.total for phase in sink.phases), "all is read again, and told"
+
+
+@pytest.mark.parametrize("first", ["whole", "stream"])
+def test_a_load_of_another_form_behind_a_cancelled_one_counts_what_it_reads(opened, first):
+    part, sink = opened.parts[TRANSFORMER], Phases()
+    sizes = [part.bytes, part.least] if first == "whole" else [part.least, part.bytes]
+    with pytest.raises(Stop):
+        part.load(Watch([Phases(most=3)]), sizes[0])
+    part.load(Watch([sink]), sizes[1])
+    (phase,) = sink.phases
+    assert phase.done == phase.total == part.read_bytes
 
 
 def test_as_many_blocks_stay_as_the_budget_allows_and_never_more(opened):

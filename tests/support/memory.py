@@ -1,7 +1,8 @@
-"""How much memory a piece of work holds at once: from the allocations a CPU profile records, or counted on meta."""
+"""How much memory a piece of work holds at once: from the allocations a CPU profile records, or counted on meta; and what is alive."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -22,6 +23,11 @@ def peak_bytes_held(work: Callable[[], Iterable]) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
+
+
+def living_tensors() -> list[torch.Tensor]:
+    """All that hold numbers now, whoever holds them: garbage that was not collected yet, too."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor) and not found.is_meta and found.numel()]
 
 
 class HeldOnMeta(TorchDispatchMode):
