@@ -6,9 +6,7 @@ Parameters, buffers, and tensors inside of plain attributes (a weight kept as it
 from __future__ import annotations
 
 import copy
-import logging
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,9 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .pages import in_large_pages
-
-log = logging.getLogger(__name__)
+from .pinned import pin
 
 ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -133,24 +129,6 @@ def _written(packed: Packed, content: Content) -> Packed:
     for target, source in zip(packed.content.tensors(), content.tensors(), strict=True):
         target.copy_(source, non_blocking=True)
     return packed
-
-
-def pin(owner: object, buffer: torch.Tensor, device: torch.device) -> None:
-    """Let a CUDA `device` copy from host memory (n,) uint8 on its own, until `owner`, which holds it, goes.
-
-    Registered, not allocated as pinned: pinned allocations are rounded up to a power of two and kept for good.
-    """
-    if device.type != "cuda" or buffer.numel() == 0:
-        return
-    address = in_large_pages(buffer).fill_(0).data_ptr()  # with its pages there, registering them goes faster
-    if int(torch.cuda.cudart().cudaHostRegister(address, buffer.numel(), 0)):
-        log.info("the system pins no more host memory: %d MiB of weights will be copied from pageable memory", buffer.numel() >> 20)
-    else:
-        weakref.finalize(owner, _unregister, address)  # runs before the buffer goes
-
-
-def _unregister(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _room_of(tensor: torch.Tensor) -> int:

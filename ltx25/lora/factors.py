@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import torch
 
 from ..checkpoint import TensorInfo, read_tensors
-from ..content import ALIGNED, pin
+from ..content import ALIGNED
 from ..part import host_has_room
+from ..pinned import pin
 from .file import Lora, Pair
 
 Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank)
