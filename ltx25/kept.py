@@ -35,10 +35,10 @@ class Kept:
     transfer: str
     record: str
 
-    def save(self, output: Path) -> Path | None:
-        """Write it beside `output`, or where that has no room into the folder for temporary files; None: nowhere.
+    def save(self, output: Path) -> Path:
+        """Write it beside `output`, or where that has no room into the folder for temporary files.
 
-        The file is whole or not there.
+        The file is whole or not there. Raises OSError where neither folder takes it.
         """
         metadata = {
             "format": FORMAT,
@@ -48,14 +48,14 @@ class Kept:
             "record": self.record,
             "files": json.dumps({slot: str(Path(path).absolute()) for slot, path in vars(self.files).items()}),
         }
-        for folder in (output.parent, Path(tempfile.gettempdir())):
-            path = folder / f"{output.stem}{SUFFIX}"
-            try:
-                write_file(path, {"video": self.video.contiguous(), "audio": self.audio.contiguous()}, metadata)
-            except OSError:
-                continue
-            return path
-        return None
+        tensors = {"video": self.video.contiguous(), "audio": self.audio.contiguous()}
+        path = output.with_name(f"{output.stem}{SUFFIX}")
+        try:
+            write_file(path, tensors, metadata)
+        except OSError:
+            path = Path(tempfile.gettempdir(), path.name)
+            write_file(path, tensors, metadata)
+        return path
 
     @staticmethod
     def read(path: Path) -> Kept:

@@ -10,6 +10,7 @@ from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..ltx25.conditions import KeyframeSlots
 from ..ltx25.engine import Engine, Sampled, SampleJob
+from ..ltx25.instrument.units import path_text
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
 from .bridge import Latents, finished, join, keyframes_out, split
@@ -165,6 +166,6 @@ def report(sampled: Sampled, run: NodeRun) -> str:
             f"forwards: {sampled.forwards} ({ran})",
             *sampled.profiles,
             *run.notices,
-            f"record: {run.record.path or 'could not be written'}",
+            f"record: {path_text(run.record.path) or 'could not be written'}",
         ]
     )

@@ -7,6 +7,8 @@ in one sentence and code 2, memory that ran out in one and code 1, Ctrl-C in cod
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ CLOSED = 141  # what a shell says of a program that wrote to a closed pipe
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to the process's own."""
+    _print_any_name()
     parsed = parser().parse_args(arguments)
     try:
         code = _run(parsed)
@@ -31,6 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_unread()
         return CLOSED
+
+
+def _print_any_name() -> None:
+    """Names of files go out as the bytes they are in the file system, which may be no text: printing one must not end a render."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from ..errors import LTX25Error
 from ..exr import check_folder, write_exr
 from ..hdr import SDR
 from ..instrument import DeviceMeter, RunRecord, TextSink, Watch
-from ..instrument.units import counted
+from ..instrument.units import counted, path_text
 from ..kept import Kept
 from ..mux import check_output, write_video
 from ..shapes import clip_samples
@@ -54,9 +54,12 @@ FIRST_STAGE = "the clip of stage 1 is kept, {command} shows it"
 @contextlib.contextmanager
 def keeping(kept: Kept, output: Path, told: str = DONE) -> Iterator[None]:
     """The latent lies in a file until the block is done: a process that is killed says nothing. Every error says where, by `told`."""
-    path = kept.save(output)
-    if path is None:
-        tell("note: the latent cannot be kept beside the output (no room, or no right to write); it is lost where what follows fails")
+    path = None
+    try:
+        path = kept.save(output)
+    except Exception as error:  # whatever it is: a clip without a spare latent is better than neither
+        reason = (getattr(error, "strerror", None) or f"{type(error).__name__}: {error}").rstrip(".")
+        tell(f"note: the latent cannot be kept ({reason}); it is lost where what follows fails")
     try:
         yield
     except BaseException as error:
@@ -82,6 +85,6 @@ def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRec
     for item, (pictures, wave) in enumerate(zip(frames.split(clip.frames), sound, strict=True)):
         path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
         seed = kept.seed + item
-        write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": str(record.path or "")}, watch)
+        write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": path_text(record.path)}, watch)
         lines.append(f"{path}: {counted(clip.frames, 'frame')} of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")
     return lines

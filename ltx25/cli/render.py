@@ -19,6 +19,7 @@ from ..hdr import SDR, TRANSFERS
 from ..image import CRF
 from ..instrument import RunRecord, Watch, files_facts, machine
 from ..instrument.forecast import forecaster
+from ..instrument.units import path_text
 from ..kept import Kept
 from ..latents import empty_latents
 from ..prompt_cache import cache_folder
@@ -163,7 +164,7 @@ def _render(
     again = () if second is None else told.pictures_at(request.video, engine, watch)
     job = replace(job, audio=audio, conditions=(*seen, *heard), positive=positive, negative=negative)
     clip = engine.sample(job, watch, how.profile)
-    made_by = (request.frame_rate, request.seed, chosen_files(how)[0], how.transfer, str(record.path or ""))
+    made_by = (request.frame_rate, request.seed, chosen_files(how)[0], how.transfer, path_text(record.path))
     if second is not None:
         with keeping(Kept(clip.video, clip.audio, *made_by), output, FIRST_STAGE):
             clip = second.refine(job, clip, (*again, *heard), watch)

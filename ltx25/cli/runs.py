@@ -17,7 +17,7 @@ from ..instrument.law import Law
 from ..instrument.plot import plot_run
 from ..instrument.report import clip_text, law_lines, record_text, steps_text
 from ..instrument.table import aligned
-from ..instrument.units import counted, rate_text, seconds_text
+from ..instrument.units import counted, path_text, rate_text, seconds_text
 from .arguments import path_of
 
 DEFAULT_RUNS = "ltx25_runs"
@@ -73,7 +73,7 @@ def _plot(arguments: argparse.Namespace) -> int:
     run = _find(runs_folder(arguments.runs), arguments.record)
     target = Path(arguments.output) if arguments.output else run.path.with_suffix(".png")
     named = PngInfo()
-    named.add_itxt("record", os.fsencode(run.path).decode("utf-8", "replace"))
+    named.add_itxt("record", path_text(run.path))
     picture = plot_run(run)
     try:
         picture.save(target, pnginfo=named if target.suffix.lower() == ".png" else None)

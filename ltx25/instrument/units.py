@@ -1,6 +1,9 @@
-"""Seconds, bytes and rates as people read them."""
+"""Seconds, bytes, rates and paths as people read them."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 
 def seconds_text(seconds: float | None, rough: bool = False) -> str:
@@ -47,6 +50,13 @@ def rate_text(bytes_per_second: float | None) -> str:
     if bytes_per_second >= 1e9:
         return f"{bytes_per_second / 1e9:.1f} GB/s"
     return f"{bytes_per_second / 1e6:.0f} MB/s"
+
+
+def path_text(path: Path | None) -> str:
+    """A path as metadata and messages can hold it; "" for None. A file system takes names that are no text in any encoding:
+    what of one is none becomes the replacement character.
+    """
+    return "" if path is None else os.fsencode(path).decode("utf-8", "replace")
 
 
 def counted(number: int, thing: str) -> str:

@@ -1,9 +1,12 @@
 """A finished denoise is never lost: whatever fails after it, its latent can be decoded again."""
 
+import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -123,6 +126,25 @@ def test_a_full_disk_sends_it_to_the_folder_for_temporary_files(kept, tmp_path, 
     with pytest.raises(InputError, match=r"choose another folder\.$"), finish.keeping(kept, tmp_path / "x.mp4"):
         disk_full()
     assert "cannot be kept" in capsys.readouterr().err
+
+
+def test_whatever_hinders_keeping_a_latent_is_a_note_and_its_clip_is_written(kept, tmp_path, capsys):
+    with finish.keeping(replace(kept, record="half of a pair: \udcff"), tmp_path / "x.mp4"):
+        pass
+    shown = capsys.readouterr().err
+    assert "the latent cannot be kept (UnicodeEncodeError" in shown and shown.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="file names are text there")
+def test_names_of_folders_and_files_that_are_no_text_render_and_are_told_as_they_are(here, capsysbinary):
+    runs, output = here / os.fsdecode(b"runs\xff"), here / os.fsdecode(b"x\xfe.mp4")
+    arguments = ["render", "--prompt", "a cat", "-o", str(output), "--runs", str(runs), "--device", "cpu", "--video-cfg", "1", "--audio-cfg", "1"]
+    assert main([*arguments, *SMALL, *MODELS]) == 0
+    shown, (record,) = capsysbinary.readouterr(), runs.glob("*.jsonl")
+    assert os.fsencode(output) in shown.out and b"record: " + os.fsencode(record) in shown.out and b"cannot be kept" not in shown.err
+    with av.open(str(output)) as container:
+        assert container.metadata["record"] == str(record).replace("\udcff", "\ufffd")
+    assert main(["runs", "show", "nothing", "--runs", str(runs)]) == 2 and os.fsencode(runs) in capsysbinary.readouterr().err
 
 
 def test_a_batch_decodes_to_a_file_for_each_clip(kept, here):
