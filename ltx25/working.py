@@ -61,9 +61,8 @@ def seeing_bytes(config: EncoderConfig, latent: VideoLatentShape, itemsize: int)
 
     A picture counts as two latent frames: convolutions read two frames of a past that it does not have.
     """
-    mirrored = ConvDecoderConfig(config.latent_channels, config.width, config.patch, config.blocks[::-1])
     latent = replace(latent, frames=max(latent.frames, 2))
-    return peak_bytes(mirrored, latent, VIDEO_CHUNK * config.compression.frames, itemsize)
+    return peak_bytes(config.mirrored, latent, VIDEO_CHUNK * config.compression.frames, itemsize)
 
 
 def hearing_bytes(config: MelVAEConfig, samples: int, rate: int) -> int:

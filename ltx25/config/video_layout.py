@@ -41,6 +41,11 @@ class EncoderConfig:
         """Pixels per latent cell."""
         return _compression(self.patch, self.blocks)
 
+    @property
+    def mirrored(self) -> ConvDecoderConfig:
+        """The decoder whose blocks, read from the pixels' end, are these: it holds as much."""
+        return ConvDecoderConfig(self.latent_channels, self.width, self.patch, self.blocks[::-1])
+
 
 @dataclass(frozen=True)
 class ConvDecoderConfig:

@@ -7,7 +7,7 @@ from math import prod
 
 from ..config.video_layout import ConvDecoderConfig, Resample
 from ..shapes import VideoLatentShape
-from .diffusion_plan import SLACK
+from .diffusion_plan import LARGEST_TENSOR, SLACK
 
 _CHUNK = 32  # frames at a time on a GPU, where larger pieces run faster
 _CHUNK_ELSEWHERE = 8  # where a chunk takes seconds, smaller ones show progress and take a cancel sooner
@@ -37,13 +37,43 @@ def usual_chunk(device: str) -> int:
 
 
 def conv_plan(config: ConvDecoderConfig, shape: VideoLatentShape, free: int | None, itemsize: int, chunk: int) -> ConvPlan:
-    """Chunks of at most `chunk` frames that fit into `free` bytes, or of one frame where none do."""
+    """Chunks of at most `chunk` frames that fit into `free` bytes and into what libraries index, or of one frame where none do."""
     frames = shape.pixels(config.compression).frames
+    chunk = _countable(config, shape, chunk)
     while True:
         plan = ConvPlan(frames, chunk, peak_bytes(config, shape, chunk, itemsize))
         if chunk == 1 or free is None or plan.bytes * SLACK <= free:
             return plan
         chunk //= 2
+
+
+def _countable(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int) -> int:
+    """`chunk`, halved until no tensor has more than LARGEST_TENSOR elements, at least one frame."""
+    while chunk > 1 and largest_tensor(config, shape, chunk) > LARGEST_TENSOR:
+        chunk //= 2
+    return chunk
+
+
+def largest_tensor(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int) -> int:
+    """Elements of the largest input or output of a convolution in the first pull, which makes the most frames of every block."""
+    length = shape.pixels(config.compression).frames
+    frames = min(chunk, length)
+    height, width = shape.height * prod(_strides(config, 1)), shape.width * prod(_strides(config, 2))
+    channels = config.width
+    largest = (frames + 2) * height * width * channels  # what the last convolution reads, with a frame on either side
+    frames = min(frames + 1, length)
+    for block in reversed(config.blocks):
+        if isinstance(block, Resample):
+            t, h, w = block.stride
+            coarse = (frames + t - 1) // t
+            largest = max(largest, coarse * t * height * width * channels)
+            height, width, channels = height // h, width // w, channels * block.multiplier
+            length = (length + t - 1) // t
+            frames = min(coarse + 1, length)
+        else:
+            frames = min(frames + 2 * block.layers, length)
+        largest = max(largest, (frames + 2) * height * width * channels)
+    return largest
 
 
 def peak_bytes(config: ConvDecoderConfig, shape: VideoLatentShape, chunk: int, itemsize: int) -> int:

@@ -19,7 +19,7 @@ _SMALLEST = ((2, False), (1, False), (2, True), (1, True))
 _MOST_TILES = 8  # per axis
 TOKENS_TOGETHER = 1 << 18  # a block's linears work on this many tokens, so that what lies between them stays small
 SLACK = 1.1  # free memory over the estimate that a plan wants: what the estimate misses and the allocator cannot use
-_LARGEST_TENSOR = 2**31 - 1  # elements: above, library kernels get slow or wrong
+LARGEST_TENSOR = 2**31 - 1  # elements: above, library kernels get slow or wrong
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _plan(
     cells = config.compression.side // config.patch
     tile = (rows[0].stop - rows[0].start) * (columns[0].stop - columns[0].start) * cells**2 * config.channels[-1]
     size = config.kernels[-1][0]
-    if (slab + size) * tile > _LARGEST_TENSOR and slab > 1:
+    if (slab + size) * tile > LARGEST_TENSOR and slab > 1:
         return None
     slab, half = min(slab, frames), size // 2
     ahead = 0 if resident or slab == frames else (config.depths[-1] * config.steps - 1) * half  # of the first block, over the last

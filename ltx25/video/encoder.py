@@ -18,7 +18,9 @@ from ...kernels.memory import is_out_of_memory
 from ..config.video_layout import EncoderConfig, Resample
 from ..errors import InputError
 from ..instrument.watch import Phase, Watch
-from ..shapes import Compression, VideoShape
+from ..shapes import Compression, VideoLatentShape, VideoShape
+from .conv_plan import largest_tensor
+from .diffusion_plan import LARGEST_TENSOR
 from .frames import Activated, Convolved, FrameConv, Settled, Stage, Tapped, between_margins, take, with_margins
 from .pace import Pace
 from .residual import ResBlocks
@@ -55,6 +57,8 @@ class Encoder(nn.Module):
         """
         frames = clip_frames(images, self.compression)
         latents = (frames - 1) // self.compression.frames + 1
+        grid = (side // self.compression.side for side in images.shape[1:3])
+        chunk = countable_chunk(self.config, VideoLatentShape(self.config.latent_channels, latents, *grid), chunk)
         with watch.phase("encode.video", total=-(-latents // chunk), unit="chunk") as phase:
             while (means := self._means(images[:frames], chunk, phase)) is None:
                 if chunk == 1:
@@ -101,6 +105,13 @@ class Encoder(nn.Module):
         if not self._prepared:
             self.encoder.to(memory_format=torch.channels_last_3d)
             self._prepared = True
+
+
+def countable_chunk(config: EncoderConfig, latent: VideoLatentShape, chunk: int) -> int:
+    """`chunk` latent frames, or as many fewer as keep every tensor within what libraries index, at least one."""
+    while chunk > 1 and largest_tensor(config.mirrored, latent, chunk * config.compression.frames) > LARGEST_TENSOR:
+        chunk //= 2
+    return chunk
 
 
 def clip_frames(images: torch.Tensor, compression: Compression) -> int:

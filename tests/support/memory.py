@@ -31,12 +31,12 @@ def living_tensors() -> list[torch.Tensor]:
 
 
 class HeldOnMeta(TorchDispatchMode):
-    """Counts the bytes of meta tensors alive at once: what a device would hold, without one. `given` are not counted."""
+    """Counts the bytes of meta tensors alive at once, and of the largest: what a device would hold, without one. `given` are not counted."""
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._live = {tensor.untyped_storage()._cdata: 0 for tensor in given}
-        self.held = self.peak = 0
+        self.held = self.peak = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
@@ -50,6 +50,7 @@ class HeldOnMeta(TorchDispatchMode):
             self._live[storage._cdata] = storage.nbytes()
             self.held += storage.nbytes()
             self.peak = max(self.peak, self.held)
+            self.largest = max(self.largest, storage.nbytes())
             weakref.finalize(storage, self._gone, storage._cdata)
 
     def _gone(self, key: int) -> None:
