@@ -17,8 +17,9 @@ from .dispatch import Compared, Op, jit, tl, wide
 
 _WIDE = 64 << 20  # bytes of a weight that the twin has in float32 at a time
 _MOST = 3  # pairs one launch adds
-_HALVES = (torch.bfloat16, torch.float16)
-_TILES = {True: (128, 256, 64, 8, 3), False: (64, 64, 32, 4, 2)}  # of halves or not: rows, columns, ranks, warps, stages
+_HALVES = {torch.bfloat16, torch.float16}
+_M, _N, _K = 128, 256, 64  # rows, columns and ranks of a tile
+_WARPS, _STAGES = 8, 3
 
 
 class LowRank(NamedTuple):
@@ -48,14 +49,14 @@ def passing_bytes(rows: int, columns: int, ranks: int) -> int:
 
 
 @jit
-def _with_product(sums, a_ptr, b_ptr, rank, b_stride, rows, columns, many, wide_in, K: tl.constexpr, PRECISION: tl.constexpr):
-    """sums + B A of one tile."""
+def _with_product(sums, a_ptr, b_ptr, rank, padded, rows, columns, many, wide_in, K: tl.constexpr):
+    """sums + B A of one tile. Rows of b go on to `padded` with zeros: without a mask along them they come 16 bytes at a time."""
     ranks = tl.arange(0, K)
-    for first in range(0, rank, K):
+    for first in range(0, padded, K):
         at = first + ranks
-        b = tl.load(b_ptr + rows[:, None] * b_stride + at[None, :], mask=(rows[:, None] < many) & (at[None, :] < rank), other=0.0)
+        b = tl.load(b_ptr + rows[:, None] * padded + at[None, :], mask=rows[:, None] < many, other=0.0)
         a = tl.load(a_ptr + at[:, None].to(tl.int64) * wide_in + columns[None, :], mask=(at[:, None] < rank) & (columns[None, :] < wide_in), other=0.0)
-        sums = tl.dot(b, a, sums, input_precision=PRECISION)
+        sums = tl.dot(b, a, sums)
     return sums
 
 
@@ -65,18 +66,18 @@ def _add(
     stride,
     many,
     wide_in,
-    a_ptr,  # (rank, columns), b (rows, rank), of each pair
+    a_ptr,  # (rank, columns), b (rows, padded), of each pair
     b_ptr,
     rank,
-    b_stride,
+    padded,
     c_ptr,
     d_ptr,
     second,
-    d_stride,
+    second_padded,
     e_ptr,
     f_ptr,
     third,
-    f_stride,
+    third_padded,
     turn,  # alpha of the first pair over that of the second, and so on: one set of sums serves all
     other_turn,
     alpha,  # of the last pair
@@ -84,16 +85,15 @@ def _add(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """One program per tile."""
-    rows = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    columns = tl.program_id(1) * N + tl.arange(0, N)
-    sums = _with_product(tl.zeros((M, N), tl.float32), a_ptr, b_ptr, rank, b_stride, rows, columns, many, wide_in, K, PRECISION)
+    """One program per tile; those of the same rows follow each other."""
+    rows = tl.program_id(1).to(tl.int64) * M + tl.arange(0, M)
+    columns = tl.program_id(0) * N + tl.arange(0, N)
+    sums = _with_product(tl.zeros((M, N), tl.float32), a_ptr, b_ptr, rank, padded, rows, columns, many, wide_in, K)
     if PAIRS > 1:
-        sums = _with_product(sums * turn, c_ptr, d_ptr, second, d_stride, rows, columns, many, wide_in, K, PRECISION)
+        sums = _with_product(sums * turn, c_ptr, d_ptr, second, second_padded, rows, columns, many, wide_in, K)
     if PAIRS > 2:
-        sums = _with_product(sums * other_turn, e_ptr, f_ptr, third, f_stride, rows, columns, many, wide_in, K, PRECISION)
+        sums = _with_product(sums * other_turn, e_ptr, f_ptr, third, third_padded, rows, columns, many, wide_in, K)
     place = weight_ptr + rows[:, None] * stride + columns[None, :]
     there = (rows[:, None] < many) & (columns[None, :] < wide_in)
     weight = tl.load(place, mask=there, other=0.0)
@@ -101,26 +101,19 @@ def _add(
 
 
 def _launch(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
-    kinds = {part.dtype for pair in pairs for part in (pair.a, pair.b)}
-    halves = len(kinds) == 1 and kinds <= set(_HALVES)
-    dtype = kinds.pop() if halves else torch.float32
-    m, n, k, warps, stages = _TILES[halves]
-    given = [part for pair in pairs for part in (pair.a.to(dtype).contiguous(), *_aligned(pair.b.to(dtype)))]
+    given = [part for pair in pairs for part in (pair.a.contiguous(), *_padded(pair.b))]
     given += given[:4] * (_MOST - len(pairs))  # never read
     turns = [before.alpha / after.alpha for before, after in pairwise(pairs)] + [0.0] * (_MOST - len(pairs))
-    grid = (-(-len(weight) // m), -(-weight.shape[1] // n))
-    _add[grid](
-        weight, weight.stride(0), *weight.shape, *given, *turns, pairs[-1].alpha, PAIRS=len(pairs), M=m, N=n, K=k, PRECISION="tf32x3", num_warps=warps, num_stages=stages
-    )
+    grid = (-(-weight.shape[1] // _N), -(-len(weight) // _M))
+    _add[grid](weight, weight.stride(0), *weight.shape, *given, *turns, pairs[-1].alpha, PAIRS=len(pairs), M=_M, N=_N, K=_K, num_warps=_WARPS, num_stages=_STAGES)
 
 
-def _aligned(b: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """b (out, rank) whose rows begin where 16 bytes can be loaded at once, the rank, and the rows' stride."""
+def _padded(b: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """b (out, rank) with zeros behind its rows, the rank, and how long its rows are with them."""
     rows, rank = b.shape
-    padded = b if rank % 16 == 0 and b.is_contiguous() else b.new_empty(rows, -(-rank // 16) * 16)
-    if padded is not b:
-        padded[:, :rank] = b
-    return padded, rank, padded.stride(0)
+    whole = b.new_zeros(rows, -(-rank // _K) * _K)
+    whole[:, :rank] = b
+    return whole, rank, whole.shape[1]
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> list[Compared]:
@@ -130,9 +123,9 @@ def _check(device: torch.device, dtype: torch.dtype) -> list[Compared]:
         return torch.randn(rows, columns, generator=draw).to(dtype)
 
     compared = []
-    for kinds in ((dtype,), (dtype, torch.float32), (torch.float16,) * _MOST):
+    for kind, count in ((torch.bfloat16, 1), (torch.float16, _MOST)) if device.type == "cuda" else ((torch.float16, _MOST),):  # the interpreter has no right bf16
         weight = random(131, 264, dtype)
-        pairs = [LowRank(random(rank, 264, kind), random(131, rank, kind), alpha) for kind, rank, alpha in zip(kinds, (72, 3, 33), (0.5, -2.0, 0.25), strict=False)]
+        pairs = [LowRank(random(rank, 264, kind), random(131, rank, kind), alpha) for rank, alpha in zip((72, 3, 33)[:count], (0.5, -2.0, 0.25), strict=False)]
         got, twin, truth = weight.to(device), weight.clone(), weight.double()
         _launch(got, [LowRank(a.to(device), b.to(device), alpha) for a, b, alpha in pairs])
         add_low_rank_reference(twin, pairs)
@@ -145,9 +138,11 @@ _OP = Op("low_rank", _check)
 
 
 def add_low_rank(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
-    """See `add_low_rank_reference`. More pairs than the kernel takes, and weights whose rows are scattered, are the twin's."""
+    """See `add_low_rank_reference`, whose are weights with scattered rows and pairs that are not all halves of one kind, or too many."""
     pairs = [pair for pair in pairs if pair.alpha]
     if not pairs:
         return
-    runs = len(pairs) <= _MOST and weight.stride(1) == 1 and _OP.runs(weight)
+    kinds = {part.dtype for pair in pairs for part in (pair.a, pair.b)}
+    fits = len(pairs) <= _MOST and len(kinds) == 1 and kinds <= _HALVES and weight.stride(1) == 1
+    runs = fits and _OP.runs(weight)
     (_launch if runs else add_low_rank_reference)(weight, pairs)

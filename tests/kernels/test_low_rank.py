@@ -19,14 +19,13 @@ def changed(weight, pairs, add, move):
     return there
 
 
-@pytest.mark.parametrize("stored", ["as the weight", torch.float16, torch.float32])
+@pytest.mark.parametrize("stored", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not CUDA, reason="the interpreter has no right bf16"))], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 def test_it_stays_within_twice_the_twins_error(device, dtype, shape, stored):
     rows, columns, ranks = shape
-    kind = dtype if stored == "as the weight" else stored
     weight = random((rows, columns), dtype, 1)
-    pairs = [LowRank(random((rank, columns), kind, 2), random((rows, rank), kind, 3, 0.1), alpha) for rank, alpha in zip(ranks, ALPHAS, strict=False)]
+    pairs = [LowRank(random((rank, columns), stored, 2), random((rows, rank), stored, 3, 0.1), alpha) for rank, alpha in zip(ranks, ALPHAS, strict=False)]
     got = changed(weight, pairs, module._launch, lambda part: part.to(device))
     twin, truth = changed(weight, pairs, add_low_rank_reference, torch.Tensor.clone), changed(weight, pairs, add_low_rank_reference, torch.Tensor.double)
     assert_no_worse_than(got, twin, truth)
@@ -37,7 +36,7 @@ def test_it_stays_within_twice_the_twins_error(device, dtype, shape, stored):
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 def test_rows_of_a_larger_weight_are_changed_alone(device, dtype):
     whole = random((96, 48), dtype, 1).to(device)
-    before, pair = whole.clone(), LowRank(random((20, 48), dtype, 2).to(device), random((33, 20), dtype, 3).to(device), 0.5)
+    before, pair = whole.clone(), LowRank(random((20, 48), torch.float16, 2).to(device), random((33, 20), torch.float16, 3).to(device), 0.5)
     module._launch(whole[17:50], [pair])
     assert torch.equal(whole[:17], before[:17]) and torch.equal(whole[50:], before[50:])
     alone = before[17:50].clone()
@@ -51,10 +50,11 @@ def test_what_is_multiplied_by_nothing_changes_nothing():
     assert torch.equal(there, weight)
 
 
-def test_many_pairs_are_added_as_one_sum():
-    """More than the kernel takes in one launch; every way is rounded once."""
+@pytest.mark.parametrize(("count", "kinds"), [(5, [torch.bfloat16]), (2, [torch.bfloat16, torch.float32]), (1, [torch.float64])])
+def test_what_the_kernel_does_not_take_is_summed_plainly_and_rounded_once(count, kinds, monkeypatch):
+    monkeypatch.setattr(module._OP, "runs", lambda like: pytest.fail("not the kernel's"))
     weight = random((24, 16), torch.bfloat16, 1)
-    pairs = [LowRank(random((3, 16), torch.bfloat16, seed), random((24, 3), torch.bfloat16, seed + 9), 0.25) for seed in range(5)]
+    pairs = [LowRank(random((3, 16), kind, seed), random((24, 3), kind, seed + 9), 0.25) for seed, kind in zip(range(count), kinds * count, strict=False)]
     add_low_rank(there := weight.clone(), pairs)
     whole = weight.double() + sum(0.25 * pair.b.double() @ pair.a.double() for pair in pairs)
     assert (there.double() - whole).abs().max() <= (whole.bfloat16().double() - whole).abs().max() * 1.01
