@@ -324,6 +324,7 @@ class Part:
         reading = sum(self._block_read[block] for block in every if block not in there and (parking or block in stay))
         if not self._modules:
             reading += self.read_bytes - sum(self._block_read)
+        reading += (bringing := sum(self._lacking(block) for block in turns))
         staged = 0 if reading else sum(self._block_bytes[block] for block in (stay & parked) - self._stack.kept)
         with watch.phase("load.read" if reading else "load.stage", total=reading or staged, unit="byte", part=self.name, **facts) as phase:
             read = self._reader(phase)
@@ -344,8 +345,23 @@ class Part:
                             read(self._block_bytes[block])
                     elif block in turns and parking and block not in self._stack.parked:
                         self._stack.park(block)
+            if bringing and not all(self._bring_changes(block, read) for block in turns):
+                phase.total = phase.done  # the rest comes from the file, whenever its block does
         if turns:
             self._stack.begin()
+
+    def _lacking(self, block: int) -> int:
+        """Bytes of what changes a block that are still to come to host memory."""
+        return 0 if self.adapter is None else sum(self.adapter.lacking(piece, path) for piece, path in self._places_of(block))
+
+    def _bring_changes(self, block: int, read: Callable[[int], None]) -> bool:
+        return all(self.adapter.bring(piece, path, read) for piece, path in self._places_of(block))
+
+    def _places_of(self, block: int) -> Iterator[tuple[Piece, str]]:
+        """The piece with blocks, and where in it `block` is."""
+        for piece in self.pieces:
+            if piece.blocks is not None:
+                yield piece, f"{piece.blocks.path}.{block}."
 
     def _without_blocks(self, piece: Piece, read: Callable[[int], None]) -> nn.Module:
         """The module filled but for what of its blocks may leave the device."""

@@ -45,6 +45,12 @@ class Changes(Protocol):
         Returns the bytes that came to the device for it.
         """
 
+    def lacking(self, piece: Piece, path: str) -> int:
+        """Bytes that `bring` would read."""
+
+    def bring(self, piece: Piece, path: str, read: Callable[[int], None]) -> bool:
+        """Have in host memory what changes the piece's block at `path`, which will take turns; False where that has no room."""
+
     def forget(self) -> None:
         """The weights go, and what is kept of them on the device."""
 

@@ -24,7 +24,7 @@ from ..part import Part, host_has_room
 from ..piece import Piece
 from ..residency import free_memory
 from .change import Sided, Target, apply, targets, weight_of, within
-from .factors import FactorStore
+from .factors import Changes, FactorStore
 from .file import Lora
 
 SPARE = 16 << 30  # bytes that a copy of changed weights leaves free on the device
@@ -72,6 +72,17 @@ class Adapter:
             self._kept = self._copied(_dense(module, mine), None, len(mine) < len(self._targets))
             apply(module, mine, partial(self._factors.fetch, read=read))
         return sum(target.bytes for target in mine)
+
+    def lacking(self, piece: Piece, path: str) -> int:
+        """Bytes that `bring` would read for the block at `path`."""
+        return 0 if piece is not self._piece else self._factors.lacking(self._changes_at(path), path)
+
+    def bring(self, piece: Piece, path: str, read: Callable[[int], None]) -> bool:
+        """Have what changes the block at `path` in host memory before its first turn; False where that has no room for it."""
+        return piece is not self._piece or self._factors.bring(self._changes_at(path), read, path)
+
+    def _changes_at(self, path: str) -> Changes:
+        return [change for target in self._targets if target.place.name.startswith(path) for change in target.changes]
 
     def forget(self) -> None:
         """Weights go, or memory is wanted: with them what was kept of them."""

@@ -7,7 +7,7 @@ file, whatever the strength.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from .file import Lora, Pair
 
 Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank)
 Changes = Sequence[tuple[Lora, Pair]]
+Infos = dict[str, TensorInfo]
 
 
 class FactorStore:
@@ -31,12 +32,19 @@ class FactorStore:
     def fetch(self, changes: Changes, read: Callable[[int], None], path: str | None = None) -> Factors:
         """The factors of `changes` on the device. `read(n)`: as in fill. path: of the block they belong to, which will want them again."""
         factors: Factors = {}
-        for lora in {lora.file: lora for lora, _ in changes}.values():
-            infos = {info.name: info for own, pair in changes if own.file == lora.file for info in (pair.a, pair.b)}
+        for lora, infos in _by_file(changes):
             copy = None if path is None else self._copied(lora, path, infos, read)
             found = _read(lora, infos, self._device, read) if copy is None else copy.on(self._device)
             factors |= {(lora.file, name): found[name].view(info.shape) for name, info in infos.items()}
         return factors
+
+    def bring(self, changes: Changes, read: Callable[[int], None], path: str) -> bool:
+        """Have copies of the factors of `changes`, of the block at `path`, in host memory; False where that has no room for all."""
+        return all(self._copied(lora, path, infos, read) is not None for lora, infos in _by_file(changes))
+
+    def lacking(self, changes: Changes, path: str) -> int:
+        """Bytes that `bring` would read."""
+        return sum(info.numel * info.dtype.itemsize for lora, infos in _by_file(changes) if not self._has(lora, path, infos) for info in infos.values())
 
     def keep(self, loras: Iterable[Lora]) -> None:
         """Drop the copies of all other files."""
@@ -46,22 +54,26 @@ class FactorStore:
     def forget(self) -> None:
         self._copies.clear()
 
-    def _copied(self, lora: Lora, path: str, infos: dict[str, TensorInfo], read: Callable[[int], None]) -> _Copy | None:
-        copy = self._copies.get((lora.file, path))
-        if copy is None or not infos.keys() <= copy.infos.keys():
+    def _copied(self, lora: Lora, path: str, infos: Infos, read: Callable[[int], None]) -> _Copy | None:
+        if not self._has(lora, path, infos):
             if not host_has_room(_room(infos), self._device):
                 return None
             copy = _Copy(infos, self._device)
-            read_tensors(lora.header, {name: copy.of(name).view(lora.header.tensors[name].shape) for name in infos}, read, finite=True)
+            copy.take(_read(lora, infos, self._device, read))  # a device looks faster at what is read than the host
             self._copies[lora.file, path] = copy
-        return copy
+        return self._copies[lora.file, path]
+
+    def _has(self, lora: Lora, path: str, infos: Infos) -> bool:
+        copy = self._copies.get((lora.file, path))
+        return copy is not None and infos.keys() <= copy.infos.keys()
 
 
 class _Copy:
     """Tensors of a LoRA in one run of bytes of host memory, unread."""
 
-    def __init__(self, infos: dict[str, TensorInfo], device: torch.device) -> None:
+    def __init__(self, infos: Infos, device: torch.device) -> None:
         self.infos = infos
+        self._device = device
         self._begin: dict[str, int] = {}
         size = 0
         for name, info in infos.items():
@@ -70,8 +82,12 @@ class _Copy:
         self._buffer = torch.empty(size, dtype=torch.uint8)
         pin(self, self._buffer, device)
 
-    def of(self, name: str) -> torch.Tensor:
-        return self._view(self._buffer, name)
+    def take(self, found: dict[str, torch.Tensor]) -> None:
+        """Copy all of them from where they are, and wait for that."""
+        for name, info in self.infos.items():
+            self._view(self._buffer, name).copy_(found[name].view(info.shape), non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All of them on `device`, in one copy on its current stream."""
@@ -83,13 +99,19 @@ class _Copy:
         return buffer[self._begin[name] :][: info.numel * info.dtype.itemsize].view(info.dtype).view(info.shape)
 
 
-def _read(lora: Lora, infos: dict[str, TensorInfo], device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:
+def _by_file(changes: Changes) -> Iterator[tuple[Lora, Infos]]:
+    """A LoRA of each file, and all that `changes` have of it."""
+    for lora in {lora.file: lora for lora, _ in changes}.values():
+        yield lora, {info.name: info for own, pair in changes if own.file == lora.file for info in (pair.a, pair.b)}
+
+
+def _read(lora: Lora, infos: Infos, device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:
     room = {name: torch.empty(lora.header.tensors[name].shape, dtype=info.dtype, device=device) for name, info in infos.items()}
     read_tensors(lora.header, room, read, finite=True)
     return room
 
 
-def _room(infos: dict[str, TensorInfo]) -> int:
+def _room(infos: Infos) -> int:
     return sum(map(_aligned, infos.values()))
 
 
