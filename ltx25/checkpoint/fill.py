@@ -265,18 +265,27 @@ def _alike(stored: Stored | None) -> tuple[object, ...] | None:
 
 
 def _check_factors(header: Header, raw: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Raise FileError for NaN or infinity inside of bytes, which reading does not know as numbers. raw: file name -> tensors by role.
+    """Raise FileError for NaN or infinity inside of bytes, which reading does not know as numbers, and for scales that are not
+    above 0: both load and render noise. raw: file name -> tensors by role.
 
     Reading has just waited for the device, so one look at the answer costs nothing.
     """
-    inside = {name: header.stored[name].format.inside(room) for name, room in raw.items() if name in header.stored}
-    inside = {name: factors for name, factors in inside.items() if factors}
-    if not inside:
+    stored = {name: header.stored[name] for name in raw if name in header.stored}
+    answers = {}
+    for name, one in stored.items():
+        if factors := one.format.inside(raw[name]):
+            answers[name] = torch.stack([factor.isfinite().all() for factor in factors]).all()
+    scales = {info.name: raw[name][role] for name, one in stored.items() for role, info in one.parts.items() if role in one.format.scales}
+    above = [torch.cat([scale.float().flatten() for scale in scales.values()]).amin() > 0] if scales else []
+    if not answers and not above:
         return
-    finite = torch.stack([torch.stack([factor.isfinite().all() for factor in factors]).all() for factors in inside.values()]).tolist()
-    for name, good in zip(inside, finite, strict=True):
+    finite = torch.stack([*answers.values(), *above]).tolist()
+    for name, good in zip(answers, finite, strict=False):
         if not good:
             raise FileError(f"{header.name}: {name} holds NaN or infinity, wanted finite numbers; download the file again.")
+    if above and not finite[-1]:
+        name = next(name for name, scale in scales.items() if not bool((scale > 0).all()))
+        raise FileError(f"{header.name}: {name} holds 0 or less, wanted scales above 0; download the file again.")
 
 
 def _room(stored: Stored, device: torch.device) -> dict[str, torch.Tensor]:

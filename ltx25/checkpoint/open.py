@@ -7,7 +7,7 @@ How a file tells that a weight is quantised:
 * a tensor `X.comfy_quant`, JSON in bytes, per layer; or the metadata key `_quantization_metadata` with the same per layer
   (where both speak of a layer, the tensor counts);
 * nothing but the three tensors of nvfp4: `X.weight` U8, `X.weight_scale` F8_E4M3, `X.weight_scale_2`;
-* an fp8 dtype, with or without a scale of one of three spellings.
+* an fp8 dtype, with a scale of one of three spellings for every matrix of the file, or with none for any.
 
 What is marked as something else, or only in part, is refused by name: it would load and render noise.
 """
@@ -31,6 +31,7 @@ from .read import read_bytes
 
 MARK = ".comfy_quant"
 METADATA = "_quantization_metadata"
+SCALED = "scaled_fp8"  # a tensor of this name, after the file's prefix: an older mark that all fp8 matrices of the file have scales
 FP8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 READABLE = "bf16, int8 (with or without ConvRot), nvfp4, fp8 and GGUF files are read"
 # What stands beside a quantised weight. One of these that belongs to no weight means a format that was not understood.
@@ -69,12 +70,13 @@ class _Found:
         self._used: set[str] = set()
 
     def header(self) -> Header:
-        """Raises FileError for a scale or mark that belongs to no quantised weight."""
+        """Raises FileError for a scale or mark that belongs to no quantised weight, and for an fp8 weight that lost its scale."""
         tensors = {}
+        self._check_scaled()
         for name, info in self._tensors.items():
             if name in self._stored:
                 tensors[name] = replace(info, dtype=_LOGICAL, shape=self._shapes[name])
-            elif name in self._used or name.split(".")[-1] == "scaled_fp8":  # the latter: an older mark of the whole file
+            elif name in self._used or _leaf(name) == SCALED:
                 continue
             elif name.endswith(_COMPANIONS):
                 raise self._error(name, "belongs to a quantised weight, and there is none beside it that it fits")
@@ -94,6 +96,8 @@ class _Found:
             if self._tensors[name].dtype is not FP8[kind]:
                 raise self._error(name, f"is marked as '{kind}' and stored as {self._tensors[name].dtype}")
             self._fp8(name)
+            if "scale" not in self._stored[name].parts:
+                raise self._error(name, f"is marked as '{kind}', and its {name}_scale is not in the file")
         elif kind == "nvfp4" and not unknown:
             self._nvfp4(layer)
         elif unknown and kind in ("int8_tensorwise", "nvfp4", *FP8):
@@ -109,7 +113,7 @@ class _Found:
         layer = name.removesuffix(".weight")
         if info.dtype is torch.uint8 and layer != name and f"{layer}.weight_scale_2" in self._tensors:
             self._nvfp4(layer)
-        elif info.dtype in FP8.values() and not name.endswith(_COMPANIONS) and name.split(".")[-1] != "scaled_fp8":
+        elif info.dtype in FP8.values() and not name.endswith(_COMPANIONS) and _leaf(name) != SCALED:
             self._fp8(name)
         elif info.dtype in (torch.int8, torch.uint8, torch.float8_e8m0fnu) and layer != name and len(info.shape) > 1:
             raise self._error(name, f"is stored as {str(info.dtype).removeprefix('torch.')} with no mark that tells its format")
@@ -163,6 +167,19 @@ class _Found:
             self._used.add(scale.name)
         self._keep(name, info.shape, Fp8(), parts)
 
+    def _check_scaled(self) -> None:
+        """One fp8 matrix without a scale in a file of scaled ones lost it: taken as it is, its layer is hundreds of times too strong.
+
+        Files that keep some layers in 16 bits, or cast vectors (norms, biases) without a scale, are fine.
+        """
+        fp8 = [name for name, stored in self._stored.items() if isinstance(stored.format, Fp8) and len(self._shapes[name]) == 2]
+        scaled = [name for name in fp8 if "scale" in self._stored[name].parts]
+        marks = [name for name in self._tensors if _leaf(name) == SCALED]
+        for name in fp8 if scaled or marks else ():
+            if "scale" not in self._stored[name].parts:
+                why = f"{marks[0]} marks the file as scaled" if marks else f"{len(scaled)} others of the file, such as {scaled[0]}, have one"
+                raise self._error(name, f"is stored in fp8 without a scale, and {why}")
+
     def _keep(self, name: str, shape: tuple[int, ...], format: Format, parts: Mapping[str, TensorInfo]) -> None:
         layer = name.removesuffix(".weight")
         self._stored[name], self._shapes[name] = Stored(format, parts), shape
@@ -184,6 +201,10 @@ class _Found:
 
     def _error(self, name: str, what: str) -> FileError:
         return FileError(f"{self._header.name}: {name} {what}; {READABLE}.")
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _marks(header: Header) -> dict[str, dict[str, Any]]:

@@ -60,6 +60,7 @@ class Format(Protocol):
     """How one weight is stored. Equal formats of one width may be stacked row by row."""
 
     name: str
+    scales: tuple[str, ...]  # roles of numbers that a weight, or a row of it, is multiplied by: above 0 in any sound file
 
     def stays(self, held: Held) -> bool:
         """Whether weights stay in this format on the device; else they are decoded when they are loaded."""
@@ -80,6 +81,7 @@ class Int8:
 
     group: int | None
     name = "int8"
+    scales = ("scale",)
 
     def stays(self, held: Held) -> bool:
         return held in _AS_STORED
@@ -99,6 +101,7 @@ class Fp8:
     """See fp8.py."""
 
     name = "fp8"
+    scales = ("scale",)
 
     def stays(self, held: Held) -> bool:
         return held in _AS_STORED or held is Held.FP8
@@ -119,6 +122,7 @@ class Nvfp4:
     """See nvfp4.py. Decoded on load where the device does not multiply it."""
 
     name = "nvfp4"
+    scales = ("scale_2",)  # those of single blocks may be 0
 
     def stays(self, held: Held) -> bool:
         return held is Held.NATIVE
@@ -146,6 +150,7 @@ class Ggml:
 
     kind: BlockType
     shape: tuple[int, ...]
+    scales = ()
 
     def stays(self, held: Held) -> bool:
         """A block that holds the end of one row and the start of the next has no place in a matrix of rows."""

@@ -1,6 +1,7 @@
 """The published files and the tiny ones in every storage: all tensors find their place, and the clip is that of bf16 within an error."""
 
 import json
+import math
 import re
 import struct
 
@@ -327,21 +328,23 @@ SCALED = {
     ("int8", "weight_scale"): float("nan"), ("fp8-weight_scale", "weight_scale"): float("inf"), ("fp8-scale_weight", "scale_weight"): float("nan"),
     ("nvfp4-bare", "weight_scale"): float("nan"), ("nvfp4-bare", "weight_scale_2"): float("inf"),
 }  # fmt: skip
+BELOW = {("int8", "weight_scale"): 0.0, ("fp8-weight_scale", "weight_scale"): -0.25, ("fp8-scale_weight", "scale_weight"): 0.0, ("nvfp4-bare", "weight_scale_2"): -1.0}
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
 @pytest.mark.parametrize("residency", ["resident", "stream"])
-@pytest.mark.parametrize(("storage", "ending"), SCALED)
-def test_a_scale_that_is_not_finite_is_refused_by_name_when_it_is_read(storage, ending, residency, precision, plain, made, tmp_path):
+@pytest.mark.parametrize(("storage", "ending", "bad"), [(*key, bad) for table in (SCALED, BELOW) for key, bad in table.items()])
+def test_a_scale_that_is_not_finite_or_not_above_0_is_refused_by_name_when_it_is_read(storage, ending, bad, residency, precision, plain, made, tmp_path):
     """It may come out as a finite clip of noise. Weights kept as stored, decoded, and read block by block."""
     tensors, metadata = read_all(made("transformer", storage))
-    name, bad = f"{LAYER}.{ending}", SCALED[storage, ending]
+    name = f"{LAYER}.{ending}"
     wide = tensors[name].float()
     wide.view(-1)[-1] = bad
     tensors[name] = wide.to(tensors[name].dtype)
     write_file(tmp_path / "bad.safetensors", tensors, metadata)
     engine = open_engine(precision, residency, transformer=tmp_path / "bad.safetensors")
-    with pytest.raises(FileError, match=f"^bad.safetensors: {name} holds NaN or infinity"):
+    told = "0 or less" if math.isfinite(bad) else "NaN or infinity"
+    with pytest.raises(FileError, match=f"^bad.safetensors: {name} holds {told}"):
         sampled(engine, conditioning=plain[0])
 
 
@@ -387,6 +390,42 @@ def test_a_gguf_block_whose_factor_is_no_number_is_refused_by_name(precision, pl
         file.write(struct.pack("<e", float("nan")))
     with pytest.raises(FileError, match=f"^bad.gguf: {re.escape(name)} holds NaN or infinity"):
         sampled(open_engine(precision, transformer=path), conditioning=plain[0])
+
+
+FP8_LAYERS = {"transformer": LAYER, "text_encoder": "model.layers.1.self_attn.k_proj"}
+FP8_MARK = {"format": "float8_e4m3fn"}
+LOST = {
+    "weight_scale": ("fp8-weight_scale", lambda x, t, _: t.pop(f"{x}.weight_scale"), "others of the file"),
+    "scale_weight": ("fp8-scale_weight", lambda x, t, _: t.pop(f"{x}.scale_weight"), "scaled_fp8 marks the file"),
+    "all of a marked file": ("fp8-scale_weight", lambda x, t, _: [t.pop(name) for name in list(t) if name.endswith("scale_weight")], "scaled_fp8 marks the file"),
+    "of a marked layer": ("fp8", lambda x, t, _: t.update({f"{x}.comfy_quant": mark_of(**FP8_MARK)}), "weight_scale is not in the file"),
+    "of a layer in a table": ("fp8", lambda x, _, m: m.update(_quantization_metadata=json.dumps({"layers": {x: FP8_MARK}})), "weight_scale is not in the file"),
+}
+
+
+@pytest.mark.parametrize("slot", FP8_LAYERS)
+@pytest.mark.parametrize("what", LOST)
+def test_an_fp8_weight_that_lost_its_scale_is_refused_by_name(what, slot, made, tmp_path):
+    storage, change, word = LOST[what]
+    tensors, metadata = read_all(made(slot, storage))
+    change(FP8_LAYERS[slot], tensors, metadata)
+    write_file(tmp_path / "lost.safetensors", tensors, metadata)
+    named = r"[\w.]+" if what.startswith("all") else FP8_LAYERS[slot]
+    with pytest.raises(FileError, match=f"^lost.safetensors: {named}.weight is .*{word}.* are read.$"):
+        open_file(tmp_path / "lost.safetensors")
+
+
+def test_fp8_without_scales_beside_layers_in_16_bits_and_vectors_in_fp8_stays_what_it_says(made, tmp_path):
+    """Published community files: some layers left in bf16, and all that is no matrix cast as it is."""
+    tensors, metadata = read_all(made("transformer", "fp8-weight_scale"))
+    tensors.pop(f"{LAYER}.weight_scale")
+    tensors[f"{LAYER}.weight"] = tensors[f"{LAYER}.weight"].bfloat16()
+    vector = f"{LAYER.removesuffix('to_q')}q_norm.weight"
+    tensors[vector] = tensors[vector].to(torch.float8_e4m3fn)
+    write_file(tmp_path / "mixed.safetensors", tensors, metadata)
+    header = open_file(tmp_path / "mixed.safetensors")
+    assert f"{LAYER}.weight" not in header.stored and header.stored[vector].parts.keys() == {"weight"}
+    assert not any(stored.parts.keys() - {"weight"} for stored in open_file(made("transformer", "fp8")).stored.values())
 
 
 def test_parameters_of_a_mark_may_be_nested(tmp_path):
