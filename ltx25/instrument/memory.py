@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
+import mmap
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -39,10 +41,12 @@ def host_peak() -> int | None:
 
 
 def host_free() -> int | None:
-    """Bytes the host could still give to this process, a container's limit included; the whole memory where only that is known."""
+    """Bytes the host could still give to this process, file pages that can go included and a container's limit, too."""
     if sys.platform.startswith("linux"):
         return min((free for free in (query(lambda: _kib_line("/proc/meminfo", "MemAvailable")), query(group_free)) if free is not None), default=None)
-    return query(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if sys.platform == "win32":
+        return query(_windows_free)
+    return query(_macos_free) if sys.platform == "darwin" else None
 
 
 def device_now(device: torch.device) -> int | None:
@@ -116,9 +120,50 @@ def _rusage_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+class _WindowsMemory(ctypes.Structure):
+    """MEMORYSTATUSEX of sysinfoapi.h, bytes."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("length", "load")] + [
+        (name, ctypes.c_uint64) for name in ("total", "available", "total_commit", "available_commit", "total_virtual", "available_virtual", "extended")
+    ]
+
+
+def _windows_free() -> int:
+    """Memory that nobody needs, or what this process may still commit, where that is less."""
+    status = _WindowsMemory(length=ctypes.sizeof(_WindowsMemory))
+    kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    if not kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise ctypes.WinError(ctypes.get_last_error())
+    return min(status.available, status.available_commit)
+
+
+class _MacOSPages(ctypes.Structure):
+    """vm_statistics64 of mach/vm_statistics.h, in pages: the head of it, which is all that is read."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("free", "active", "inactive", "wired")] + [("rest", ctypes.c_uint32 * 34)]
+
+
+_HOST_VM_INFO64 = 4  # mach/host_info.h
+
+
+def _macos_free() -> int:
+    """Pages that hold nothing, and those nobody looked at for a while, which the system takes first."""
+    pages, count = _MacOSPages(), ctypes.c_uint32(ctypes.sizeof(_MacOSPages) // 4)
+    if ctypes.CDLL(None).host_statistics64(ctypes.c_uint32(_macos_host()), _HOST_VM_INFO64, ctypes.byref(pages), ctypes.byref(count)):
+        raise OSError("host_statistics64 says nothing")
+    return (pages.free + pages.inactive) * mmap.PAGESIZE
+
+
+@cache
+def _macos_host() -> int:
+    """The port of the host: asked for once, each asking would hold it once more."""
+    ask = ctypes.CDLL(None).mach_host_self
+    ask.restype = ctypes.c_uint32
+    return ask()
+
+
 def _windows_counters() -> tuple[int, int]:
     """(working set, peak working set) of this process."""
-    import ctypes
     from ctypes import wintypes
 
     class Counters(ctypes.Structure):
