@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .pinned import pin
+from .pinned import host_memory, pin
 
 ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -114,9 +114,11 @@ def pack(content: Content, buffer: torch.Tensor) -> Packed:
     return _written(Packed(buffer, content.placed(buffer)), content)
 
 
-def pack_for(content: Content, device: torch.device) -> Packed:
-    """`content` in host memory that `device` can copy from on its own, where it is a CUDA one."""
-    buffer = torch.empty(packed_bytes(content), dtype=torch.uint8)
+def pack_for(content: Content, device: torch.device) -> Packed | None:
+    """`content` in host memory that `device` can copy from on its own, where it is a CUDA one; None: there is no more of it."""
+    buffer = host_memory(packed_bytes(content))
+    if buffer is None:
+        return None
     packed = Packed(buffer, content.placed(buffer))
     pin(packed, buffer, device)
     _written(packed, content)

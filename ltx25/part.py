@@ -7,6 +7,7 @@ on the device as fit and the others taking turns (streaming.py). A part that has
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from .instrument.memory import host_free, is_unified
 from .linear import e4m3_bytes
 from .piece import BlocksFile, Changes, Piece, block_prefix
 from .streaming import SLOTS, BlockStack
+
+log = logging.getLogger(__name__)
 
 HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybody else
 
@@ -344,11 +347,22 @@ class Part:
                         if not reading and block in parked:
                             read(self._block_bytes[block])
                     elif block in turns and parking and block not in self._stack.parked:
-                        self._stack.park(block)
+                        parking = self._stack.park(block)
+                        if not parking:
+                            self._go_on_from_file(block, turns, phase)
             if bringing and not all(self._bring_changes(block, read) for block in turns):
                 phase.total = phase.done  # the rest comes from the file, whenever its block does
         if turns:
             self._stack.begin()
+
+    def _go_on_from_file(self, block: int, turns: Sequence[int], phase: Phase) -> None:
+        """Host memory ended at `block`, whatever was free before: blocks of `turns` behind it are read when their turn comes."""
+        left = [other for other in turns if other not in self._stack.parked]
+        phase.total -= sum(self._block_read[other] for other in left if other > block)
+        phase.facts["source"] = f"file, {len(turns) - len(left)} of {len(turns)} blocks from host memory"
+        text = f"{self.name}: host memory ran out, and {len(left)} blocks are read from the file each time their turn comes; close other programs, or use a smaller quantised file."
+        log.warning("%s", text)
+        phase.watch.note("parking", text, part=self.name, blocks=len(left))
 
     def _lacking(self, block: int) -> int:
         """Bytes of what changes a block that are still to come to host memory."""

@@ -1,4 +1,4 @@
-"""Host memory that a CUDA device copies from on its own.
+"""Host memory for what waits there, which a CUDA device copies from on its own.
 
 Registered, not allocated as pinned: pinned allocations are rounded up to a power of two and kept for good. A system gives
 a part of its memory away like this (half of it on Windows, what `ulimit -l` allows on Linux) and then refuses: the copies
@@ -16,6 +16,14 @@ import torch
 from .pages import in_large_pages
 
 log = logging.getLogger(__name__)
+
+
+def host_memory(size: int) -> torch.Tensor | None:
+    """(size,) uint8, unwritten; None where the system has no more to give."""
+    try:
+        return torch.empty(size, dtype=torch.uint8)
+    except (RuntimeError, MemoryError):  # the allocator of the CPU has no other error
+        return None
 
 
 class Pins:

@@ -149,12 +149,15 @@ class BlockStack:
         self._kept.update(blocks)
 
     def fetch(self, block: int, back_up: bool) -> None:
-        """Bring a block to the device, from the host if it is parked there, and keep it. back_up: a copy of it stays parked, or is."""
+        """Bring a block to the device, from the host if it is parked there, and keep it.
+
+        back_up: a copy of it stays parked, or is, where the host has memory for one.
+        """
         parked = self._parked.get(block)
         if parked is None:
             content = self._filled(block)
             if back_up:
-                self._parked[block] = pack_for(content, self.device)
+                self._pack(block, content)
         else:
             buffer = torch.empty(parked.buffer.numel(), dtype=torch.uint8, device=self.device)
             content = parked.content.placed(buffer.copy_(parked.buffer, non_blocking=True))
@@ -167,18 +170,24 @@ class BlockStack:
         self._kept.add(block)
 
     def back_up(self, block: int) -> None:
-        """Park a copy of a block that is on the device and stays there, unchanged so far."""
-        self._parked[block] = pack_for(Content.of(self._blocks[block], self._stay), self.device)
+        """Park a copy of a block that is on the device and stays there, unchanged so far, where the host has memory for it."""
+        self._pack(block, Content.of(self._blocks[block], self._stay))
 
     def parked_parameter(self, block: int, name: str) -> torch.Tensor | None:
         """A dense parameter of a block as its file has it, in host memory; None where that holds none."""
         return self._parked[block].content.parameter(name) if block in self._parked else None
 
-    def park(self, block: int) -> None:
-        """Put a block that is not on the device into host memory."""
+    def park(self, block: int) -> bool:
+        """Put a block that is not on the device into host memory. False: the host has none left, and the block stays in its file."""
         content = self._filled(block)
-        self._parked[block] = pack_for(content, self.device)
         content.take_from(self._blocks[block])
+        return self._pack(block, content)
+
+    def _pack(self, block: int, content: Content) -> bool:
+        packed = pack_for(content, self.device)
+        if packed is not None:
+            self._parked[block] = packed
+        return packed is not None
 
     def drop(self, block: int) -> None:
         """Forget the weights of a block that is on the device; its file has them."""

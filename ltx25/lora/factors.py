@@ -14,7 +14,7 @@ import torch
 from ..checkpoint import TensorInfo, read_tensors
 from ..content import ALIGNED
 from ..part import host_has_room
-from ..pinned import pin
+from ..pinned import host_memory, pin
 from .file import Lora, Pair
 
 Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank)
@@ -58,7 +58,10 @@ class FactorStore:
         if not self._has(lora, path, infos):
             if not host_has_room(_room(infos), self._device):
                 return None
-            copy = _Copy(infos, self._device)
+            memory = host_memory(_room(infos))
+            if memory is None:
+                return None
+            copy = _Copy(infos, memory, self._device)
             copy.take(_read(lora, infos, self._device, read))  # a device looks faster at what is read than the host
             self._copies[lora.file, path] = copy
         return self._copies[lora.file, path]
@@ -69,9 +72,9 @@ class FactorStore:
 
 
 class _Copy:
-    """Tensors of a LoRA in one run of bytes of host memory, unread."""
+    """Tensors of a LoRA in one run of bytes of host memory, (n,) uint8, unread."""
 
-    def __init__(self, infos: Infos, device: torch.device) -> None:
+    def __init__(self, infos: Infos, memory: torch.Tensor, device: torch.device) -> None:
         self.infos = infos
         self._device = device
         self._begin: dict[str, int] = {}
@@ -79,7 +82,7 @@ class _Copy:
         for name, info in infos.items():
             self._begin[name] = size
             size += _aligned(info)
-        self._buffer = torch.empty(size, dtype=torch.uint8)
+        self._buffer = memory
         pin(self, self._buffer, device)
 
     def take(self, found: dict[str, torch.Tensor]) -> None:

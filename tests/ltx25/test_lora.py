@@ -11,7 +11,7 @@ from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError, InputError
-from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, FactorStore, Lora, apply, reference_factor, targets
+from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, FactorStore, Lora, apply, factors, reference_factor, targets
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
 from comfyui_ltx25.ltx25.lora.change import weight_of
 from comfyui_ltx25.tests.support import golden_dit as golden
@@ -281,12 +281,21 @@ def test_a_lora_from_the_first_load_and_one_put_on_later_are_the_same(base, lora
     assert same(sampled(open_engine(transformer=base).with_loras([(lora, 0.7)]), conditioning=contexts), wanted)
 
 
-def test_streamed_blocks_carry_their_lora(base, lora, contexts):
+def test_streamed_blocks_carry_their_lora(base, lora, contexts, monkeypatch):
+    """Their factors are in host memory, or read again, where at first there is no more of it."""
+    asked = []
+
+    def short(size):
+        asked.append(size)
+        return torch.empty(size, dtype=torch.uint8) if len(asked) % 2 else None
+
+    monkeypatch.setattr(factors, "host_memory", short)
     resident, stream = (open_engine("auto", residency, transformer=base) for residency in ("resident", "stream"))
     plain = sampled(resident, conditioning=contexts)
     wanted = sampled(resident.with_loras([(lora, 1.0)]), conditioning=contexts)
     assert same(sampled(stream.with_loras([(lora, 1.0)]), conditioning=contexts), wanted)
     assert same(sampled(stream, conditioning=contexts), plain)
+    assert len(asked) > 2
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 from comfyui_ltx25.kernels.quantise import quantise_matrix
+from comfyui_ltx25.ltx25 import content, streaming
 from comfyui_ltx25.ltx25 import part as parts
-from comfyui_ltx25.ltx25 import streaming
 from comfyui_ltx25.ltx25.content import Content, pack, packed_bytes
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.linear import Linear, RowwiseE4M3
 from comfyui_ltx25.ltx25.parts import TEXT, TRANSFORMER
 from comfyui_ltx25.ltx25.streaming import SLOTS, BlockStack
@@ -188,8 +188,8 @@ def test_weights_kept_as_stored_move_with_the_block():
     for parameter in block.parameters():
         nn.init.normal_(parameter, generator=WEIGHTS)
     block[0].store(RowwiseE4M3(quantise_matrix(block[0].weight.detach())))
-    content = Content.of(block)
-    packed = pack(content, torch.empty(packed_bytes(content), dtype=torch.uint8))
+    held = Content.of(block)
+    packed = pack(held, torch.empty(packed_bytes(held), dtype=torch.uint8))
     twin = nn.Sequential(Linear(32, 16), Linear(16, 8, bias=False))
     packed.content.put(twin)
     x = torch.randn(1, 3, 32, generator=WEIGHTS)
@@ -220,6 +220,30 @@ def test_a_streamed_render_equals_a_resident_one_bit_for_bit(how, monkeypatch):
     assert dit.streams and len(dit._stack.kept) == (1 if how == "partly" else 0)
     assert len(dit._stack.parked) == (0 if how == "file" else 4 - len(dit._stack.kept))
     assert dit.held <= dit.least + (max(dit._block_bytes) if how == "partly" else 0)
+
+
+def test_host_memory_that_ends_while_blocks_are_parked_costs_a_note_and_not_the_render(monkeypatch, caplog):
+    whole, small, asked, phases, notes = engine(residency="resident"), engine(residency="stream"), [], [], []
+
+    def short(size):
+        asked.append(size)
+        return None if len(asked) > 2 else torch.empty(size, dtype=torch.uint8)
+
+    class Told(Sink):
+        def opened(self, phase):
+            phases.append(phase)
+
+        def noted(self, event, text, facts):
+            notes.append((event, text))
+
+    monkeypatch.setattr(content, "host_memory", short)
+    got, wanted = small.sample(job(small), Watch([Told()])), whole.sample(job(whole), Watch())
+    assert torch.equal(got.video, wanted.video) and torch.equal(got.audio, wanted.audio)
+    assert small.opened.parts[TRANSFORMER]._stack.parked == {0, 1} and len(asked) == 3, "not asked again for each block"
+    load = phases[0]
+    assert load.name == "load.read" and load.done == load.total and load.facts["source"] == "file, 2 of 4 blocks from host memory"
+    said = [text for event, text in notes if event == "parking"]
+    assert said == caplog.messages and len(said) == 1 and said[0].startswith("transformer: host memory ran out, and 2 blocks are read from the file")
 
 
 def test_each_block_crosses_once_per_step_whatever_the_legs():
