@@ -16,7 +16,7 @@ from torch import nn
 
 from ..kernels.fp8_linear import fp8_linear
 from ..kernels.linear_gelu import linear_gelu
-from ..kernels.quantise import Activation, Quantised, quantise, quantise_matrix
+from ..kernels.quantise import Activation, Quantised, quantise, quantise_matrix, room
 
 
 class Storage(Protocol):
@@ -103,6 +103,13 @@ def store_e4m3(layers: Iterable[Linear]) -> int:
             layer.storage = RowwiseE4M3(layer.storage.e4m3())
         total += layer.storage.nbytes
     return total
+
+
+def announce_e4m3(layers: Iterable[Linear]) -> None:
+    """Let layers on meta hold rows of e4m3 that are not there yet: whoever writes their input has to know before they come."""
+    for layer in layers:
+        weight = layer.weight.detach()[None]
+        layer.store(RowwiseE4M3(room(weight, weight.shape[-1], True)))
 
 
 def e4m3_bytes(outputs: int, inputs: int) -> int:

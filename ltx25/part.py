@@ -23,7 +23,7 @@ from .content import ALIGNED, Packed
 from .device import release
 from .instrument import Phase, Watch
 from .instrument.memory import host_free, is_unified
-from .linear import e4m3_bytes
+from .linear import announce_e4m3, e4m3_bytes
 from .piece import BlocksFile, Changes, Piece, block_prefix
 from .streaming import SLOTS, BlockStack
 
@@ -391,6 +391,8 @@ class Part:
         self._change(piece, module, read)
         setattr(owner, name, blocks)
         self._fill_staying(piece, blocks)
+        for number, block in enumerate(blocks):
+            announce_e4m3(piece.blocks.rounded(block, number, len(blocks)).values())
         self._stack = self._stacked(piece, module)
         return module
 
