@@ -139,7 +139,8 @@ def _tile(rows: int, device: torch.device) -> tuple[int, int, int, int]:
     """Rows, outputs and depth of a tile, and its warps: as much as shared memory holds three times."""
     if rows <= 64:
         return 64, 64, 128, 4
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    shared = getattr(properties, "shared_memory_per_block_optin", 0)  # AMD's cards do not tell, and have 64 KB
     return (128, 256, 128, 8) if shared >= 160 << 10 else (128, 128, 64, 8)
 
 
@@ -180,22 +181,25 @@ def int8_linear(
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Rows whose scale is a power of two, so that no value lies between two whole numbers by rounding alone."""
+    """Rows whose scale is a power of two, so that no value lies between two whole numbers by rounding alone; as few as make
+    the small tile, and more than one of the large."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(-127, 128, (33, 96), generator=generator).float()
-    x[:, 5] = 127.0
-    x = (x / 64).to(dtype)
-    weight = torch.randint(-127, 128, (40, 96), generator=generator, dtype=torch.int8)
-    scale, bias = torch.rand(40, 1, generator=generator), torch.randn(40, generator=generator).to(dtype)
-    values, x_scale = _quantise_launch(x.to(device))
-    results = [(values * x_scale, (lambda q, s: q * s)(*quantise_rows_reference(x)), x.double())]
-    wanted, wanted_scale = quantise_rows_reference(x)
-    sums = multiply(wanted, weight)
-    for one in (bias, None):
-        moved = None if one is None else one.to(device)
-        got = _product_launch(values, weight.to(device), x_scale, scale.to(device), moved, dtype)
-        twin = rescale_reference(sums, wanted_scale, scale, one, dtype)
-        results.append((got, twin, rescale_reference(sums, wanted_scale, scale, one, torch.float64)))
+    results = []
+    for rows, inputs, outputs in ((33, 96, 40), (130, 160, 264), (130, 256, 264)):
+        x = torch.randint(-127, 128, (rows, inputs), generator=generator).float()
+        x[:, 5] = 127.0
+        x = (x / 64).to(dtype)
+        weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+        scale, bias = torch.rand(outputs, 1, generator=generator), torch.randn(outputs, generator=generator).to(dtype)
+        values, x_scale = _quantise_launch(x.to(device))
+        wanted, wanted_scale = quantise_rows_reference(x)
+        results.append((values * x_scale, wanted * wanted_scale, x.double()))
+        sums = multiply(wanted, weight)
+        for one in (bias, None):
+            moved = None if one is None else one.to(device)
+            got = _product_launch(values, weight.to(device), x_scale, scale.to(device), moved, dtype)
+            twin = rescale_reference(sums, wanted_scale, scale, one, dtype)
+            results.append((got, twin, rescale_reference(sums, wanted_scale, scale, one, torch.float64)))
     return results
 
 

@@ -1,10 +1,14 @@
 """The int8 product on a device against its twin and against float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from comfyui_ltx25.kernels import int8_linear as int8
 from comfyui_ltx25.kernels.int8_linear import (
     _check,
     _product_launch,
+    _tile,
     int8_linear,
     multiply,
     quantise_rows_reference,
@@ -59,12 +63,22 @@ def test_kernel_is_the_library_product_rescaled_but_for_a_contracted_sum(device,
     torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(torch.float32).eps * float(want.abs().max()))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_pass_their_first_use_check(dtype):
-    for got, twin, truth in _check(torch.device("cuda"), dtype):
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_kernels_pass_their_first_use_check_which_meets_every_tile(device, dtype, monkeypatch):
+    pytest.importorskip("triton")
+    tiles = set()
+    monkeypatch.setattr(int8, "_tile", lambda rows, device: tiles.add(rows > 64) or _tile(rows, device))
+    for got, twin, truth in _check(device, dtype):
         allowed = 2 * (twin.double() - truth).abs().max()
         assert (got.cpu().double() - truth).abs().max() <= allowed
+    assert tiles == {False, True}
+
+
+def test_a_card_that_does_not_tell_its_shared_memory_gets_the_tile_that_fits_every_card(monkeypatch):
+    """ROCm's properties lack the number."""
+    for properties, tile in ((SimpleNamespace(), (128, 128, 64, 8)), (SimpleNamespace(shared_memory_per_block_optin=227 << 10), (128, 256, 128, 8))):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert _tile(1000, torch.device("cuda")) == tile
 
 
 @pytest.mark.gpu
