@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .device import copied
 from .pinned import host_memory, pin
 
 ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
@@ -80,7 +81,7 @@ class Content:
                 return tensor
             first, used = used, used + _room_of(tensor)
             there = memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            return there.copy_(tensor, non_blocking=True)
+            return copied(tensor, there)
 
         return self.map(gather)
 
@@ -129,7 +130,7 @@ def pack_for(content: Content, device: torch.device) -> Packed | None:
 
 def _written(packed: Packed, content: Content) -> Packed:
     for target, source in zip(packed.content.tensors(), content.tensors(), strict=True):
-        target.copy_(source, non_blocking=True)
+        copied(source, target)
     return packed
 
 

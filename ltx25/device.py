@@ -49,6 +49,13 @@ def check_current(device: torch.device) -> None:
         raise InputError(f"the engine was asked for {device} while cuda:{torch.cuda.current_device()} is current; call torch.cuda.set_device('{device}') before.")
 
 
+def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`target`, with the values of `source`. On CUDA the copy is queued, and host memory is to outlive it unless torch pinned it;
+    elsewhere it is done on return: a copy that MPS queues does not hold on to host memory, and nothing tells when it was done.
+    """
+    return target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
+
+
 def compute_dtype(device: torch.device) -> torch.dtype:
     """What weights and activations are in where nothing asks for more."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16

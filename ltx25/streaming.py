@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from .content import Content, Packed, pack, pack_for, packed_bytes
-from .device import Mark
+from .device import Mark, copied
 from .errors import InputError
 from .instrument import Phase, Watch
 
@@ -160,7 +160,7 @@ class BlockStack:
                 self._pack(block, content)
         else:
             buffer = torch.empty(parked.buffer.numel(), dtype=torch.uint8, device=self.device)
-            content = parked.content.placed(buffer.copy_(parked.buffer, non_blocking=True))
+            content = parked.content.placed(copied(parked.buffer, buffer))
             if not back_up:
                 if self.device.type == "cuda":
                     torch.cuda.current_stream(self.device).synchronize()  # the host copy goes now
@@ -319,7 +319,7 @@ class BlockStack:
             else:
                 size = parked.buffer.numel()
                 memory = self._memory(slot, size + self._beside(block))
-                content, came = self._change(block, parked.content.placed(memory[:size].copy_(parked.buffer, non_blocking=True)))
+                content, came = self._change(block, parked.content.placed(copied(parked.buffer, memory[:size])))
                 content = content.gathered(memory, size)
                 size += came
             return _Arrival(content, begun, Mark(self.device), size)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import decode, read_tensors
+from ..device import copied
 from ..instrument import Phase, Watch
 from ..linear import Linear
 from ..part import Part, host_has_room
@@ -193,7 +194,7 @@ class Adapter:
                 whole = whole if target.place.rows is None else whole.narrow(0, target.place.start, target.place.rows)
             known = base.get(target.name, whole)
             if known is not None:
-                dense.pop(target.name).copy_(known, non_blocking=True)
+                copied(known, dense.pop(target.name))
         if not dense:
             return
         header = self._piece.header

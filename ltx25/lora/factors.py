@@ -94,7 +94,7 @@ class _Copy:
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All of them on `device`, in one copy on its current stream."""
-        there = self._buffer.to(device, non_blocking=True)
+        there = self._buffer.to(device, non_blocking=device.type == "cuda")
         return {name: self._view(there, name) for name in self.infos}
 
     def _view(self, buffer: torch.Tensor, name: str) -> torch.Tensor:

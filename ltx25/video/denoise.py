@@ -23,8 +23,10 @@ class NoiseCells(Stage):
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
         out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
         at = lead
+        device, p = self.nothing.device, self._patch
         for piece in self._noise.pieces(self.at, to):
-            values, p = piece.to(self.nothing.device, non_blocking=True)[self._area], self._patch
+            # The noise may drop a piece once it was handed out: only copies from pinned memory to CUDA hold on to it.
+            values = piece.to(device, non_blocking=device.type == "cuda" and piece.is_pinned())[self._area]
             channels, frames, height, width = values.shape
             cells = values.view(channels, frames, height // p, p, width // p, p).permute(1, 2, 4, 3, 5, 0)
             out[at : at + frames].view(cells.shape).copy_(cells)

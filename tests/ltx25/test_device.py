@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 from comfyui_ltx25.ltx25.cli.render import chosen_device
-from comfyui_ltx25.ltx25.device import Mark
+from comfyui_ltx25.ltx25.device import Mark, copied
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.tests.support.engine import engine, job
@@ -15,6 +15,24 @@ def test_work_on_the_cpu_is_done_when_it_returns():
     second = Mark(torch.device("cpu"))
     assert first.done() and second.done()
     assert 0.01 <= second.seconds_since(first) < 1
+
+
+class Far:
+    """Stands for a tensor on some device in the one place that copies."""
+
+    def __init__(self, kind):
+        self.is_cuda, self.queued = kind == "cuda", None
+
+    def copy_(self, source, non_blocking):
+        self.queued = non_blocking
+        return self
+
+
+@pytest.mark.parametrize(("source", "target", "queued"), [("cpu", "mps", False), ("mps", "cpu", False), ("cpu", "cuda", True), ("cuda", "cpu", True)])
+def test_a_copy_is_queued_where_cuda_makes_it_and_done_elsewhere(source, target, queued):
+    assert copied(Far(source), Far(target)).queued is queued
+    here = torch.zeros(2)
+    assert copied(torch.ones(2), here) is here and here.tolist() == [1, 1]
 
 
 @pytest.mark.gpu
