@@ -13,6 +13,7 @@ import torch
 
 from ..checkpoint import TensorInfo, read_tensors
 from ..content import ALIGNED
+from ..device import copied
 from ..part import host_has_room
 from ..pinned import host_memory, pin
 from .file import Lora, Pair
@@ -88,7 +89,7 @@ class _Copy:
     def take(self, found: dict[str, torch.Tensor]) -> None:
         """Copy all of them from where they are, and wait for that."""
         for name, info in self.infos.items():
-            self._view(self._buffer, name).copy_(found[name].view(info.shape), non_blocking=True)
+            copied(found[name].view(info.shape), self._view(self._buffer, name))
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
