@@ -18,7 +18,7 @@ from .dispatch import Compared, Op, jit, tl, wide
 _WIDE = 64 << 20  # bytes of a weight that the twin has in float32 at a time
 _MOST = 3  # pairs one launch adds
 _HALVES = {torch.bfloat16, torch.float16}
-_M, _N, _K = 128, 256, 64  # rows, columns and ranks of a tile
+_M, _N, _K = 128, 128, 64  # rows, columns and ranks of a tile
 _WARPS, _STAGES = 8, 3
 
 
@@ -138,11 +138,14 @@ _OP = Op("low_rank", _check)
 
 
 def add_low_rank(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
-    """See `add_low_rank_reference`, whose are weights with scattered rows and pairs that are not all halves of one kind, or too many."""
+    """See `add_low_rank_reference`, whose are weights that are no halves or have scattered rows, and pairs that are not all halves of one kind, or too many.
+
+    A float32 weight would show that tensor cores do not round their sums as float32 arithmetic does.
+    """
     pairs = [pair for pair in pairs if pair.alpha]
     if not pairs:
         return
     kinds = {part.dtype for pair in pairs for part in (pair.a, pair.b)}
-    fits = len(pairs) <= _MOST and len(kinds) == 1 and kinds <= _HALVES and weight.stride(1) == 1
+    fits = len(pairs) <= _MOST and len(kinds) == 1 and kinds | {weight.dtype} <= _HALVES and weight.stride(1) == 1
     runs = fits and _OP.runs(weight)
     (_launch if runs else add_low_rank_reference)(weight, pairs)

@@ -74,7 +74,7 @@ def test_every_card_gives_the_same_clip_and_the_others_stay_untouched(residency)
                 before = [torch.cuda.memory_allocated(other) for other in range(2)]
                 made = engine(device=device, residency=residency)
                 clips.append([made.sample(job(made, frames=12, steps=4), Watch()) for _ in range(3)][-1])
-                assert torch.cuda.memory_allocated(1 - number) == before[1 - number]
+                assert torch.cuda.memory_allocated(1 - number) <= before[1 - number], "what went meanwhile is of the engine before"
     finally:
         torch.cuda.set_device(0)
     assert torch.equal(clips[0].video, clips[1].video) and torch.equal(clips[0].audio, clips[1].audio)
