@@ -317,7 +317,7 @@ class Engine:
         """A video latent (B, C, t, h, w) enlarged by a latent upscaler file; float32 CPU. Raises FileError, InputError."""
         config, part = self._optional.upscaler(file)
         working = working_bytes(config, *latent.shape[-3:], self._dtype.itemsize) if latent.ndim == 5 else 0
-        return self._in_room(part, working, "this latent", watch, lambda: upscale(part["upscaler"], part["statistics"], latent, watch))
+        return self._in_room(part, working, "this latent", watch, lambda: upscale(part["upscaler"], part["statistics"], latent, self.compression, watch))
 
     @torch.inference_mode()
     def predict_seconds(self, prompt: Conditioning, file: Path, watch: Watch) -> float:

@@ -50,9 +50,10 @@ def write_exr(
     facts = {"frame_rate": check_frame_rate(frame_rate), "frames": len(frames), "light": "scene-linear, Rec.709 primaries", **metadata}
     unfinished = _unfinished(path)
     shutil.rmtree(unfinished, ignore_errors=True)
+    size = {"width": frames.shape[2], "height": frames.shape[1], "frames": len(frames), "frame_rate": frame_rate}
     try:
         unfinished.mkdir()
-        with watch.phase("mux", total=len(frames), unit="frame") as phase:
+        with watch.phase("mux", total=len(frames), unit="frame", **size) as phase:
             for index, frame in enumerate(frames):
                 (unfinished / f"frame_{index:05}.exr").write_bytes(_encoded(frame))
                 phase.tick(1, f"frame {index + 1} of {len(frames)}")

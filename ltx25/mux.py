@@ -45,9 +45,12 @@ def write_video(
     unfinished = _unfinished(path)
     import av
 
+    _check_shape(frames)
+    size = {"width": frames.shape[2], "height": frames.shape[1], "frames": len(frames), "frame_rate": frame_rate}
     try:
-        with watch.phase("mux", total=len(frames), unit="frame") as phase:
-            _check_frames(frames)
+        with watch.phase("mux", total=len(frames), unit="frame", **size) as phase:
+            if not all(bool(frame.isfinite().all()) for frame in frames):
+                raise InputError("frames hold NaN or infinite values, so nothing was written; the decode went wrong.")
             if audio is not None:
                 _check_audio(audio)
             with av.open(f"file:{unfinished}", "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}) as container:
@@ -150,13 +153,11 @@ def _sound(piece: torch.Tensor, start: int):
     return frame
 
 
-def _check_frames(frames: torch.Tensor) -> None:
+def _check_shape(frames: torch.Tensor) -> None:
     if frames.dim() != 4 or frames.shape[0] < 1 or frames.shape[3] != 3:
         raise InputError(f"frames have shape {tuple(frames.shape)}, wanted (count, height, width, 3).")
     if frames.shape[1] % 2 or frames.shape[2] % 2:
         raise InputError(f"frames are {frames.shape[2]} x {frames.shape[1]} px, and H.264 needs even sides; crop one row or column.")
-    if not all(bool(frame.isfinite().all()) for frame in frames):
-        raise InputError("frames hold NaN or infinite values, so nothing was written; the decode went wrong.")
 
 
 def _check_audio(audio: torch.Tensor) -> None:

@@ -131,6 +131,15 @@ class AudioLatentShape:
     def tokens(self) -> int:
         return self.frames
 
+    @staticmethod
+    def of_latents(frames: int, channels: int = 8, bins: int = 16) -> AudioLatentShape:
+        """The audio latent of so many latent frames."""
+        return AudioLatentShape(channels, frames, bins)
+
+    @property
+    def seconds(self) -> float:
+        return self.frames / LATENTS_PER_SECOND
+
     @property
     def mel_frames(self) -> int:
         return MEL_PER_LATENT * self.frames - (MEL_PER_LATENT - 1)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from .config.upscaler import UpscalerConfig
 from .errors import InputError
 from .instrument import Watch
+from .shapes import Compression, VideoLatentShape
 
 GROUPS = 32
 EPS = 1e-5
@@ -74,8 +75,9 @@ class LatentUpscaler(nn.Module):
         return shuffle(self.upsampler(x), self.config.time, int(self.config.space))[:, :, 1:]
 
 
-def upscale(model: LatentUpscaler, statistics: Statistics, latent: torch.Tensor, watch: Watch) -> torch.Tensor:
+def upscale(model: LatentUpscaler, statistics: Statistics, latent: torch.Tensor, compression: Compression, watch: Watch) -> torch.Tensor:
     """A normalised latent (B, C, t, h, w), on any device, enlarged; float32 on the CPU. The input is not changed.
+    compression: of its model, for the record: what comes out, in px.
 
     Raises InputError for another number of channels and for values that are not finite.
     """
@@ -85,8 +87,8 @@ def upscale(model: LatentUpscaler, statistics: Statistics, latent: torch.Tensor,
     if not bool(torch.isfinite(latent).all()):
         raise InputError("the latent to upscale has values that are not finite numbers; sample it again.")
     weight = model.final_conv.weight
-    made = []
-    with watch.phase("upscale", total=len(latent) * model.ticks, unit="layer") as phase, torch.no_grad():
+    made, size = [], VideoLatentShape(config.channels, *config.size(*latent.shape[2:])).pixels(compression)
+    with watch.phase("upscale", total=len(latent) * model.ticks, unit="layer", **vars(size), batch=len(latent)) as phase, torch.no_grad():
         for item in latent.split(1):
             raw = statistics.un_normalize(item.to(weight.device, torch.float32).movedim(1, -1)).movedim(-1, 1)
             up = model(raw.to(weight.dtype), phase.tick).float()

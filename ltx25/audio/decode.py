@@ -65,7 +65,8 @@ def decode_audio(model: SoundDecoder, latent: torch.Tensor, watch: Watch, sample
     check_latent(model, latent)
     parameter = next(model.parameters())
     total = latent.shape[0] * model.ticks(latent.shape[2])
-    with watch.phase("decode.audio", total=total, unit="layer") as phase, torch.no_grad(), full_precision():
+    size = {"latent_frames": latent.shape[2], "batch": len(latent)}
+    with watch.phase("decode.audio", total=total, unit="layer", **size) as phase, torch.no_grad(), full_precision():
         waves = []
         for item in latent.split(1):
             wave = model.decode(item.to(parameter.device, parameter.dtype), phase.tick)

@@ -9,6 +9,7 @@ from ..config.audio import AudioConfig
 from ..errors import InputError
 from ..instrument import Watch
 from ..precision import full_precision
+from ..shapes import MEL_PER_LATENT
 from .encoder import MelEncoder
 from .layers import ChannelStatistics
 from .mel import log_mel, stereo
@@ -41,7 +42,8 @@ def encode_audio(model: SoundEncoder, wave: torch.Tensor, rate: int, watch: Watc
     mel_frames = max(1 + -(-wave.shape[-1] * model.config.vae.rate // rate) // model.config.vae.hop, 1)
     encoder = model.audio_vae.encoder
     total = wave.shape[0] * encoder.chunks(mel_frames) * encoder.ticks
-    with watch.phase("encode.audio", total=total, unit="layer") as phase, torch.no_grad(), full_precision():
+    size = {"latent_frames": -(-mel_frames // MEL_PER_LATENT), "batch": len(wave)}
+    with watch.phase("encode.audio", total=total, unit="layer", **size) as phase, torch.no_grad(), full_precision():
         latents = []
         for item in wave.split(1):
             mel = log_mel(item.to(parameter.device, parameter.dtype), rate, model.config.vae)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..shapes import AudioLatentShape
 from .history import Run
 from .law import LEAST, Law, fit_law, least_squares, pooled
 
@@ -135,8 +136,8 @@ class Rate:
 def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
     """Fixed and per-unit cost of the phases around the forwards, by phase name, from finished phases on `device`.
 
-    Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for upscale (of what comes out), decode.video and mux, s of
-    sound for decode.audio, a prompt for the rest. Too few or too similar sizes have no fixed part to tell apart.
+    Units: bytes for load.*, prompt tokens for text.tower and text.project, frame pixels for upscale (of what comes out), encode.video, decode.video and
+    mux, s of sound for encode.audio and decode.audio, a prompt for the rest. Too few or too similar sizes have no fixed part to tell apart.
     """
     samples: dict[str, list[tuple[float, float]]] = {}
     units: dict[str, str] = {}
@@ -154,18 +155,35 @@ def phase_rates(runs: Sequence[Run], device: str) -> dict[str, Rate]:
 
 
 def phase_units(row: dict[str, Any], header: dict[str, Any]) -> tuple[str, float]:
-    """What a phase's time grows with, and how much of it there was (0: not known)."""
+    """What a phase's time grows with, and how much of it there was (0: not known).
+
+    A run may have clips of several sizes, so a phase says its own. Records of before have but the header's.
+    """
     name, facts, clip = row["name"], row.get("facts") or {}, header.get("geometry") or {}
-    pixels = (clip.get("width") or 0) * (clip.get("height") or 0) * (clip.get("frames") or 0) * (clip.get("batch") or 1)
     if name.startswith("load."):
         return "byte", row["done"]
     if name in ("text.tower", "text.project"):
         return "token", facts["tokens"] if isinstance(facts.get("tokens"), int) else 0
-    if name in ("decode.video", "mux", "upscale"):
-        return "pixel", pixels
-    if name == "decode.audio":
-        return "s of sound", clip["frames"] / clip["frame_rate"] * (clip.get("batch") or 1) if pixels and clip.get("frame_rate") else 0
+    if name in ("encode.video", "decode.video", "upscale", "mux"):
+        sizes = facts if facts.get("frames") or name == "encode.video" else clip
+        clips = (sizes.get("batch") or 1) if name != "mux" else 1  # every clip is written by itself
+        return "pixel", (sizes.get("width") or 0) * (sizes.get("height") or 0) * (sizes.get("frames") or 0) * clips
+    if name in ("encode.audio", "decode.audio"):
+        sound = sound_of(facts, clip if name == "decode.audio" else {})
+        return "s of sound", 0 if sound is None else sound.seconds * ((facts if facts.get("latent_frames") else clip).get("batch") or 1)
     return "run", 1
+
+
+def sound_of(facts: Mapping[str, Any], clip: Mapping[str, Any]) -> AudioLatentShape | None:
+    """The sound that a phase says it works on; where it does not, that of the clip. None: not known, or none of this model's."""
+    if facts.get("latent_frames"):
+        return AudioLatentShape.of_latents(facts["latent_frames"])
+    if not (clip.get("width") and clip.get("frames") and clip.get("frame_rate")):
+        return None
+    try:
+        return AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"])
+    except InputError:
+        return None
 
 
 def rate_of(pairs: Sequence[tuple[float, float]], unit: str) -> Rate:

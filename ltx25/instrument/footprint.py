@@ -25,7 +25,7 @@ from ..working import (
     wave_bytes,
     writing_bytes,
 )
-from .costs import APART
+from .costs import APART, sound_of
 from .history import Run
 from .law import LEAST
 from .models import Models
@@ -46,29 +46,29 @@ LOADING, WRITING = "load.read", "mux"  # on the host beside the parts: what read
 
 @dataclass(frozen=True)
 class Footprint:
-    """The clip whose memory is asked for: `rows` legs side by side, `batch` clips.
+    """The clip whose memory is asked for: `rows` legs side by side, `batch` clips. latent, sound: None where a phase has none.
 
     tokens: by stream, where a sampling's are not those of the clip: a first stage's, or with conditions beside it.
     upscaler: of a first stage's clip, what enlarges it.
     """
 
-    latent: VideoLatentShape
-    sound: AudioLatentShape
+    latent: VideoLatentShape | None
+    sound: AudioLatentShape | None
     rows: int
     batch: int
     tokens: Mapping[str, int] | None = None
     upscaler: UpscalerConfig | None = None
 
-    def working(self, phase: str, models: Models, device: str, room: int | None) -> dict[str, int]:
+    def working(self, phase: str, models: Models, device: str, room: int | None, kept: int | None = None) -> dict[str, int]:
         """Bytes beside the weights in `phase`: on the device, and on the host beyond the process itself. A CPU has no device.
 
         A video decoder takes the fastest way that fits `room` bytes (None: the fastest), as it does when it runs; on a CPU the
-        frames lie in them too.
+        frames lie in them too. kept: host bytes of all that was decoded before; None: this clip alone, as far as it is then.
         """
         itemsize = itemsize_on(device)
-        clip = self.latent.pixels(models.compression)
-        frames, waves = frames_bytes(clip, self.batch), wave_bytes(self.sound.samples, self.batch)
-        own = beside = 0
+        clip = None if self.latent is None else self.latent.pixels(models.compression)
+        frames, waves = self.decoded("decode.video", models), self.decoded("decode.audio", models)
+        own, beside = 0, kept or 0
         if phase == "sample":
             tokens = self.tokens or {"video": self.latent.tokens, "audio": self.sound.tokens}
             own = sampling_bytes(models.dit, tokens, self.rows, True, self.batch, itemsize, device)
@@ -77,17 +77,25 @@ class Footprint:
         elif phase == "decode.video":
             free = room if room is None or device != "cpu" else max(0, room - frames)
             own = decoding_bytes(models.video, self.latent, itemsize, device, free)
-            beside = frames + (copying_bytes(clip.height, clip.width) if device == "cuda" else 0)
+            beside += frames + (copying_bytes(clip.height, clip.width) if device == "cuda" else 0)
         elif phase == "decode.audio":
             own = sounding_bytes(models.audio, models.held[AUDIO_VAE], self.sound.samples, device)
-            beside = frames + waves
+            beside = waves + (frames if kept is None else kept)
         elif phase == WRITING:
-            beside = frames + waves + writing_bytes(clip)
+            beside = writing_bytes(clip) + (frames + waves if kept is None else kept)
         elif phase in ("text.tower", "text.project"):
             own = text_bytes(models.tower, TEXT_TOKENS, itemsize)
         elif phase == "text.connect":
             own = connecting_bytes(models.connectors, itemsize)
         return {"device": 0, "host": own + beside} if device == "cpu" else {"device": own, "host": beside}
+
+    def decoded(self, phase: str, models: Models) -> int:
+        """Host bytes of what `phase` makes and leaves to those behind it."""
+        if phase == "decode.video" and self.latent is not None:
+            return frames_bytes(self.latent.pixels(models.compression), self.batch)
+        if phase == "decode.audio" and self.sound is not None:
+            return wave_bytes(self.sound.samples, self.batch)
+        return 0
 
 
 @dataclass(frozen=True)
@@ -237,35 +245,49 @@ def process_before(runs: Sequence[Run]) -> int | None:
 
 
 def _finished(run: Run, models: Models) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
-    """Phases of a run and the arithmetic of their memory. None of a run without a whole clip, or one whose blocks took turns
-    on the device: it held other memory.
-    """
-    clip = _clip(run, models.compression)
+    """Phases of a run and the arithmetic of their memory. None of a run whose blocks took turns on the device: it held other memory."""
+    whole = _clip(run.header.get("geometry") or {}, models.compression)
     begun = {event.get("id"): event.get("facts") or {} for event in run.of("phase") if event.get("state") == "open"}
-    if clip is None or any(facts.get("residency") == "stream" for facts in begun.values()):
+    if any(facts.get("residency") == "stream" for facts in begun.values()):
         return
+    kept = 0
     for row in run.phases:
         if row["error"] or row["parent"] is not None:
             continue
-        asked = _sampled(begun.get(row["id"], {})) if row["name"] == "sample" else {}
-        yield row, replace(clip, **asked).working(row["name"], models, run.header.get("device_type") or "cpu", None)
+        clip = _clip_of(row["name"], begun.get(row["id"], {}), whole, models.compression)
+        if clip is not None:
+            yield row, clip.working(row["name"], models, run.header.get("device_type") or "cpu", None, kept)
+            kept += clip.decoded(row["name"], models)
+
+
+def _clip_of(phase: str, facts: Mapping[str, Any], whole: Footprint | None, compression: Compression) -> Footprint | None:
+    """What a phase says it works on as it begins: a run may have clips of several sizes, and one clip samplings of several.
+    Older records say it in their header alone, `whole`. None: not known.
+    """
+    batch = facts.get("batch") or (whole.batch if whole is not None else 1)
+    if phase == "sample":
+        asked = _sampled(facts)
+        return Footprint(None, None, batch=batch, **asked) if asked["tokens"] else whole and replace(whole, **asked)
+    if phase in ("decode.video", WRITING):
+        return _clip(facts, compression) if facts.get("frames") else whole
+    if phase == "decode.audio":
+        return Footprint(None, sound, 1, batch) if (sound := sound_of(facts, {})) is not None else whole
+    return Footprint(None, None, 1, batch)
 
 
 def _sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sample phase says of itself as it begins: a render may have several, of other sizes and legs."""
     widest = max((len(group["legs"].split("+")) for group in facts.get("work") or ()), default=len(facts.get("legs") or [1]))
     told = facts.get("tokens")
     tokens = {name: told[name] for name in ("video", "audio") if name in told} if isinstance(told, Mapping) else None
     return {"rows": widest if facts.get("batched") else 1, "tokens": tokens}
 
 
-def _clip(run: Run, compression: Compression) -> Footprint | None:
-    clip = run.header.get("geometry") or {}
-    if not all(clip.get(name) for name in ("width", "height", "frames", "frame_rate")):
+def _clip(sizes: Mapping[str, Any], compression: Compression) -> Footprint | None:
+    """A header's geometry, or the sizes a phase says."""
+    if not all(sizes.get(name) for name in ("width", "height", "frames")):
         return None
     try:
-        latent = VideoShape(clip["frames"], clip["height"], clip["width"]).latent(compression)
-        sound = AudioLatentShape.of_clip(clip["frames"], clip["frame_rate"])
+        latent = VideoShape(sizes["frames"], sizes["height"], sizes["width"]).latent(compression)
     except InputError:  # off this model's grid: a clip of another model, or none at all
         return None
-    return Footprint(latent, sound, 1, clip.get("batch") or 1)
+    return Footprint(latent, sound_of({}, sizes), 1, sizes.get("batch") or 1)

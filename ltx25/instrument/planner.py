@@ -238,9 +238,9 @@ class Planner:
             self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
         ]
         if "audio" not in self._frozen:  # what is given goes into the file as it is
-            phases.append(self._phase("decode.audio", request.frames / request.frame_rate * batch, audio_decode_flops(models.audio, sound).total * batch))
+            phases.append(self._phase("decode.audio", sound.seconds * batch, audio_decode_flops(models.audio, sound).total * batch))
         if self._writes:
-            phases.append(self._phase("mux", pixels, None))
+            phases.append(self._phase("mux", pixels // batch, None, batch))  # clip by clip
         last = Footprint(latent, sound, self._rows(again if two else groups), batch)
         before = Footprint(small, sound, self._rows(groups), batch, upscaler=two.config) if two else last
         device, host, turns = self._peaks(before, last, budget)
@@ -309,7 +309,7 @@ class Planner:
         if flops is None:
             assumed = DISK if name.startswith("load") else ENCODER
             unit = rate_text(DISK) if name.startswith("load") else f"{ENCODER / 1e6:.0f} megapixels/s"
-            return Expected(name, units / assumed, f"{UNSURE}: {unit} assumed", True, None)
+            return Expected(name, times * units / assumed, f"{UNSURE}: {unit} assumed", True, None)
         share = SHARE[name]
         seconds = times * flops / (share * self._speed.flops)
         return Expected(name, seconds, f"{times * flops / TERA:.3g} TFLOP at {100 * share:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s", True, None)

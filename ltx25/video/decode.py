@@ -66,7 +66,7 @@ def decode_video(
     items = latent.shape[0]
     out = in_large_pages(torch.empty(items * pixels.frames, pixels.height, pixels.width, 3))
     plan = decoder.plan(shape, tiling, free)
-    with watch.phase("decode.video", total=items * plan.units, unit="chunk", plan=plan.text, transfer=transfer) as phase:
+    with watch.phase("decode.video", total=items * plan.units, unit="chunk", **vars(pixels), batch=items, plan=plan.text, transfer=transfer) as phase:
         for item in range(items):
             target = out[item * pixels.frames : (item + 1) * pixels.frames]
             source = latent[item : item + 1].to(device)

@@ -59,7 +59,8 @@ class Encoder(nn.Module):
         latents = (frames - 1) // self.compression.frames + 1
         grid = (side // self.compression.side for side in images.shape[1:3])
         chunk = countable_chunk(self.config, VideoLatentShape(self.config.latent_channels, latents, *grid), chunk)
-        with watch.phase("encode.video", total=-(-latents // chunk), unit="chunk") as phase:
+        size = {"width": images.shape[2], "height": images.shape[1], "frames": frames, "batch": 1}
+        with watch.phase("encode.video", total=-(-latents // chunk), unit="chunk", **size) as phase:
             while (means := self._means(images[:frames], chunk, phase)) is None:
                 if chunk == 1:
                     raise torch.OutOfMemoryError(

@@ -8,7 +8,8 @@ from comfyui_ltx25.ltx25.checkpoint import fill, read_header
 from comfyui_ltx25.ltx25.checkpoint.fill import check
 from comfyui_ltx25.ltx25.config.upscaler import UpscalerConfig, read_upscaler_config
 from comfyui_ltx25.ltx25.errors import FileError, InputError
-from comfyui_ltx25.ltx25.instrument import Watch
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
+from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
 from comfyui_ltx25.ltx25.upscaler import BlurDown, LatentUpscaler, shuffle, upscale
 from comfyui_ltx25.ltx25.video.statistics import ChannelStatistics
 from comfyui_ltx25.tests.support.files import write_published
@@ -50,7 +51,7 @@ def test_official_values(case):
     before = latent.clone()
     GOLDEN.check(case, "core", model(latent))
     stats = statistics(GOLDEN.input(case, "mean_of_means"), GOLDEN.input(case, "std_of_means"))
-    up = upscale(model, stats, latent, Watch())
+    up = upscale(model, stats, latent, PUBLISHED_COMPRESSION, Watch())
     GOLDEN.check(case, "latent_up", up)
     assert torch.equal(latent, before)
     assert tuple(up.shape[2:]) == model.config.size(*latent.shape[2:])
@@ -118,14 +119,21 @@ def test_widths_are_read_off_the_tensors_without_metadata(kind):
 def test_items_of_a_batch_do_not_see_each_other():
     model, latent = golden_model("spatial_x2"), torch.randn(2, 4, 3, 2, 3)
     stats = statistics(torch.randn(4), torch.rand(4) + 0.5)
-    both = upscale(model, stats, latent, Watch())
-    assert torch.equal(both[1:], upscale(model, stats, latent[1:], Watch()))
+    said = {}
+
+    class Size(Sink):
+        def opened(self, phase):
+            said.update(phase.facts)
+
+    both = upscale(model, stats, latent, PUBLISHED_COMPRESSION, Watch([Size()]))
+    assert said == {"width": 192, "height": 128, "frames": 17, "batch": 2}  # px, of what comes out
+    assert torch.equal(both[1:], upscale(model, stats, latent[1:], PUBLISHED_COMPRESSION, Watch()))
 
 
 @pytest.mark.parametrize("latent, words", [(torch.zeros(1, 5, 1, 2, 2), "wanted .batch, 4, t, h, w."), (torch.full((1, 4, 1, 2, 2), torch.nan), "not finite")])
 def test_wrong_latents_are_refused(latent, words):
     with pytest.raises(InputError, match=words):
-        upscale(golden_model("spatial_x2"), statistics(torch.zeros(4), torch.ones(4)), latent, Watch())
+        upscale(golden_model("spatial_x2"), statistics(torch.zeros(4), torch.ones(4)), latent, PUBLISHED_COMPRESSION, Watch())
 
 
 def test_unknown_settings_are_refused():

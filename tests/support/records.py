@@ -64,6 +64,7 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
     grown: host bytes that a render takes whatever the clip; held: of earlier renders of the process.
     """
     chance = random.Random(seed)
+    size = {"width": width, "height": height, "frames": frames, "batch": 1}
     tokens = {"video": ((frames - 1) // 8 + 1) * (height // 32) * (width // 32), "audio": max(1, round(frames / 24 * 25))}
     facts = request_facts(
         width=width, height=height, frames=frames, frame_rate=24.0, batch=1, tokens=tokens, steps=steps, legs=[leg.value for leg in Leg],
@@ -94,13 +95,13 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
                 seconds = group * slower * (1 + noise * chance.uniform(-1, 1)) + (warm_up if step == 0 else 0.0)
                 clock.sleep(seconds)
                 forwards.finished(seconds)
-        with watch.phase("decode.video", total=2, unit="chunk") as phase:
+        with watch.phase("decode.video", total=2, unit="chunk", **size) as phase:
             for _ in range(2):
                 clock.sleep(0.1 + 2e-9 * width * height * frames)
                 phase.tick()
             phase.peak_device = memory.device + 2000 * width * height
             phase.peak_host = memory.host + grown + PER_OUTPUT * width * height * frames
-        with watch.phase("decode.audio", total=10, unit="layer") as phase:
+        with watch.phase("decode.audio", total=10, unit="layer", latent_frames=tokens["audio"], batch=1) as phase:
             clock.sleep(0.05)
             phase.tick(10)
     clock.sleep(30.0)

@@ -7,11 +7,13 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
 from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, SampleJob
+from comfyui_ltx25.ltx25.exr import write_exr
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance
 from comfyui_ltx25.ltx25.instrument import RunRecord, TextSink, Watch, profile
 from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
+from comfyui_ltx25.ltx25.mux import write_video
 from comfyui_ltx25.ltx25.tiny import write_tiny
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0, frozenset(), 0)
@@ -58,6 +60,27 @@ def test_steps_with_other_legs_than_the_first_are_told(engine, job, tmp_path):
     with RunRecord(tmp_path, {}) as record:
         engine.sample(windowed, Watch([record]))
     assert steps_text(read_run(record.path)) == "4 steps: 2 of cond, 2 of cond+uncond"
+
+
+def test_phases_around_the_forwards_say_the_size_they_work_on(engine, tmp_path):
+    """A graph may have clips of several sizes in one record, and a sound is none of a clip."""
+    with RunRecord(tmp_path, {}) as record:
+        watch = Watch([record])
+        engine.encode_video(torch.rand(11, 64, 96, 3), watch)
+        engine.encode_audio(torch.rand(2, 1, 16000), 16000, watch)
+        frames = engine.decode_video(torch.randn(2, engine.opened.dit.in_channels, 2, 2, 3), 0, "auto", watch)
+        sound = engine.decode_audio(torch.randn(2, 8, 9, 16), None, watch)
+        write_video(tmp_path / "x.mp4", frames[:9], sound[0], 12.5, {}, watch)
+        write_exr(tmp_path / "x", frames[:1], None, 24.0, {}, watch)
+    told = [(row["name"], {name: value for name, value in row["facts"].items() if isinstance(value, (int, float))}) for row in read_run(record.path).phases]
+    assert [phase for phase in told if phase[0] != "load.read"] == [
+        ("encode.video", {"width": 96, "height": 64, "frames": 9, "batch": 1}),
+        ("encode.audio", {"latent_frames": 26, "batch": 2}),
+        ("decode.video", {"width": 96, "height": 64, "frames": 9, "batch": 2}),
+        ("decode.audio", {"latent_frames": 9, "batch": 2}),
+        ("mux", {"width": 96, "height": 64, "frames": 9, "frame_rate": 12.5}),
+        ("mux", {"width": 96, "height": 64, "frames": 1, "frame_rate": 24.0}),
+    ]
 
 
 def work_of(**groups):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
+from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
 from comfyui_ltx25.ltx25.instrument.costs import Measured, law_of, measured_series, phase_rates, rate_of
 from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
@@ -115,6 +116,36 @@ def test_fixed_and_variable_cost_are_told_apart(runs):
     assert rates["load.read"].per_unit == pytest.approx(4.0 / (40 << 30))
     assert rates["load.read"].sizes == 1
     assert phase_rates(runs, "another card") == {}
+
+
+def test_a_record_from_before_phases_said_their_size_counts_by_its_header(runs):
+    rates = phase_rates(runs, "Toy card")
+    old = [replace(run, phases=[{**row, "facts": {name: value for name, value in row["facts"].items() if name == "tokens"}} for row in run.phases]) for run in runs]
+    assert phase_rates(old, "Toy card") == rates
+    for run in old:
+        run.header["geometry"] = {"width": None, "frame_rate": 24.0, "batch": 1}
+    assert phase_rates(old, "Toy card").keys() == rates.keys() - {"decode.video", "decode.audio"}
+
+
+def test_every_phase_counts_by_its_own_size_in_a_run_of_several_clips(tmp_path, monkeypatch):
+    """A graph with three clips and a sound: its header tells the last of them."""
+    clock, clips = Clock(monkeypatch), [(256, 160, 9, 1), (512, 320, 17, 2), (1024, 640, 33, 1)]
+    with RunRecord(tmp_path, {"device": "Toy card", "geometry": {"width": None, "frame_rate": 24.0, "batch": 1}}) as record:
+        watch = Watch([record])
+        for name in ("encode.video", "decode.video", "upscale", "mux"):
+            for width, height, frames, batch in clips:
+                size = {"width": width, "height": height, "frames": frames, **({} if name == "mux" else {"batch": batch})}
+                with watch.phase(name, total=1, unit="chunk", **size) as phase:
+                    clock.sleep(0.5 + 1e-8 * width * height * frames * (1 if name == "mux" else batch))
+                    phase.tick()
+        for name in ("encode.audio", "decode.audio"):
+            for n in (25, 50, 250):
+                with watch.phase(name, total=1, unit="layer", latent_frames=n, batch=2):
+                    clock.sleep(0.1 + 0.02 * 2 * n / 25)
+    rates = phase_rates([read_run(record.path)], "Toy card")
+    for name, fixed, slope in [*((name, 0.5, 1e-8) for name in ("encode.video", "decode.video", "upscale", "mux")), ("encode.audio", 0.1, 0.02), ("decode.audio", 0.1, 0.02)]:
+        assert (rates[name].samples, rates[name].sizes) == (3, 3)
+        assert (rates[name].fixed, rates[name].per_unit) == pytest.approx((fixed, slope), rel=1e-3), name
 
 
 @pytest.mark.parametrize("sizes", [[(256, 160, 9)], [(256, 160, 9), (256, 192, 9)], [(256, 160, 9), (256, 160, 17), (256, 192, 9)]])

@@ -47,6 +47,8 @@ from comfyui_ltx25.ltx25.schedule import SCHEDULES
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
 from comfyui_ltx25.ltx25.stages import first_request, refinement
 from comfyui_ltx25.ltx25.upscaler import working_bytes as upscaling_bytes
+from comfyui_ltx25.ltx25.video.output import copying_bytes
+from comfyui_ltx25.ltx25.working import wave_bytes
 from comfyui_ltx25.tests.support.engine import engine, job
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.records import GUIDED, HOST, PER_TOKEN, PUBLISHED, Clock, Memory, law_seconds, render
@@ -388,6 +390,29 @@ def test_a_stage_is_measured_by_its_own_tokens_and_legs(tmp_path, monkeypatch):
     line = device_lines(read_runs(tmp_path)[0], published(CARD))["sample"]
     assert (line.samples, line.least, line.most, line.fixed) == (2, min(alone), max(alone), sum(residuals) / 2)
     assert line.off == pytest.approx(abs(residuals[0] - residuals[1]) / 2)
+
+
+def test_a_clip_of_several_in_a_run_is_measured_by_its_own_size_beside_what_was_decoded_before(tmp_path, monkeypatch):
+    """A graph keeps the frames of its earlier clips. Its header tells a sound alone."""
+    clock, memory, models = Clock(monkeypatch), Memory(), published(CARD)
+    process = {"first": HOST, "now": HOST}
+    with RunRecord(tmp_path, {"device": "Toy card", "device_type": "cuda", "process": process, "geometry": {"width": None, "frame_rate": 24.0}}) as record:
+        watch, held = Watch([record], memory), 0
+        for width, height, frames in (*SIZES, (256, 256, 9)):
+            with watch.phase("decode.video", total=1, unit="chunk", width=width, height=height, frames=frames, batch=1) as phase:
+                clock.sleep(1.0)
+                held += 12 * width * height * frames
+                phase.peak_host = HOST + held + (64 << 20)
+                phase.peak_device = 5000 * width * height
+            with watch.phase("decode.audio", total=1, unit="layer", latent_frames=frames, batch=1) as phase:
+                phase.peak_host = HOST + held
+    (run,) = read_runs(tmp_path)[0]
+    device, host = device_lines([run], models)["decode.video"], host_lines([run], models, again=False)
+    alone = [Footprint(VideoLatentShape(128, (frames - 1) // 8 + 1, height // 32, width // 32), None, 1, 1).working("decode.video", models, "cuda", None) for width, height, frames in SIZES]
+    assert (device.least, device.most) == (min(size["device"] for size in alone), max(size["device"] for size in alone))
+    waves = [wave_bytes(AudioLatentShape.of_latents(size[2]).samples, 1) for size in (*SIZES, (256, 256, 9))]
+    assert host["decode.video"].seen == {held + sum(waves[:3]) + copying_bytes(256, 256): [held + (64 << 20)]}  # the highest of the four
+    assert host["decode.audio"].seen == {held + sum(waves): [held]}
 
 
 def test_phases_too_small_to_measure_correct_nothing(tmp_path, monkeypatch):
