@@ -1,15 +1,18 @@
 """What a clip is told beside its prompt: images, frames, references, masks, kept streams. Items of a latent's `conditions`.
 
-Items act on a stream's Draft one after the other, with the semantics of ltx_core.conditioning. In place: LatentIndex,
-KeepMask, TemporalRegion, Frozen. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these
-are dropped after sampling because only the clip's own tokens are read back. strength in [0, 1]: 1 keeps the given content,
-0 lets it be made anew; a token's denoise mask is 1 - strength. Latents are normalised grids, batch 1 or the clip's.
+Items act on a stream's Draft, each with the semantics of ltx_core.conditioning. In place: LatentIndex, KeepMask,
+TemporalRegions, Frozen. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these are dropped
+after sampling because only the clip's own tokens are read back. strength in [0, 1]: 1 keeps the given content, 0 lets it
+be made anew; a token's denoise mask is 1 - strength. Latents are normalised grids, batch 1 or the clip's.
+
+Several together mean the same in any order (`apply`): no item frees what another keeps, a stretch to make anew adds to the
+others of its stream, and what cannot both be is refused. Officially the last mask replaces those before it.
 Items are equal only to themselves: they hold tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +24,7 @@ from .latents import Draft, Slots, attend, audio_positions, video_positions
 from .shapes import AudioLatentShape, VideoLatentShape
 
 REFERENCE_GAP = 0.04  # s between the end of a reference voice and the start of the clip
+PICTURE = "a picture is to stand in its place at the start"
 
 
 class Condition(Protocol):
@@ -29,18 +33,51 @@ class Condition(Protocol):
     @property
     def stream(self) -> str: ...
 
+    @property
+    def makes(self) -> str | None:
+        """In words, what of the stream it makes or puts something in the place of; None: it shows something beside it."""
+
     def apply(self, draft: Draft) -> Draft:
         """The draft with this item in it; raises InputError where it does not fit."""
 
 
 def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-    """Apply items in order to the streams they name; raises InputError for a stream that is not there."""
+    """Apply items to the streams they name, in order, but the stretches to make anew last and as one.
+
+    Raises InputError for a stream that is not there, for items that cannot be together, and where nothing is left to make.
+    """
     drafts = dict(drafts)
-    for item in conditions:
-        if item.stream not in drafts:
-            raise InputError(f"a condition for the {item.stream} was given, but the latent has no {item.stream}; use an audio and video latent.")
+    for stream in dict.fromkeys(item.stream for item in conditions):
+        if stream not in drafts:
+            raise InputError(f"a condition for the {stream} was given, but the latent has no {stream}; use an audio and video latent.")
+    items = [item.at(drafts[item.stream]) if isinstance(item, Image) else item for item in conditions]
+    check_together(items, drafts)
+    for item in (*(item for item in items if not isinstance(item, TemporalRegions)), *_united(items)):
         drafts[item.stream] = item.apply(drafts[item.stream])
+    if not any(draft.makes for draft in drafts.values()):
+        raise InputError(f"nothing is left to make: masks and conditions keep all of the {' and the '.join(drafts)}; leave one of them out, or free more of the clip.")
     return drafts
+
+
+def check_together(conditions: Sequence[Condition], streams: Collection[str]) -> None:
+    """Raise InputError for items that cannot be together on a latent with these streams. Looks at no tensor."""
+    kept = {item.stream for item in conditions if isinstance(item, Frozen)}
+    if kept and kept >= set(streams):
+        raise InputError(f"nothing is left to make: the {' and the '.join(streams)} {'is' if len(streams) == 1 else 'are'} to stay exactly as given; leave one of these conditions out.")
+    for item in conditions:
+        if item.stream in kept and item.makes:
+            raise InputError(f"the {item.stream} is to stay exactly as it is, and {item.makes}; leave one of the two out, or sample the clip between them.")
+    if sum(isinstance(item, KeyframeSlots) for item in conditions) > 1:
+        raise InputError("keyframe slots were given twice; put all of their frames into one item.")
+
+
+def _united(items: Sequence[Condition]) -> list[TemporalRegions]:
+    """The stretches of each stream as one item: of two retakes in a row both are made."""
+    windows: dict[str, tuple[tuple[float, float], ...]] = {}
+    for item in items:
+        if isinstance(item, TemporalRegions):
+            windows[item.stream] = (*windows.get(item.stream, ()), *item.windows)
+    return [TemporalRegions(stream, of) for stream, of in windows.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,30 +89,46 @@ class Image:
     strength: float
     stream = "video"
 
-    def apply(self, draft: Draft) -> Draft:
+    @property
+    def makes(self) -> str | None:
+        return None if self.frame else PICTURE
+
+    def at(self, draft: Draft) -> LatentIndex | KeyframeIndex:
+        """What it is in a clip. Raises InputError for a frame the clip does not have."""
         frame = _frame(self.frame, draft)
-        return (KeyframeIndex(self.latent, frame, self.strength, 1) if frame else LatentIndex(self.latent, 0, self.strength)).apply(draft)
+        return KeyframeIndex(self.latent, frame, self.strength, 1) if frame else LatentIndex(self.latent, 0, self.strength)
+
+    def apply(self, draft: Draft) -> Draft:
+        return self.at(draft).apply(draft)
 
 
 @dataclass(frozen=True, eq=False)
 class LatentIndex:
-    """Content (B, C, f, h, w) for latent frames `index` to `index + f - 1`; the frames stay the clip's own."""
+    """Content (B, C, f, h, w) for latent frames `index` to `index + f - 1`; the frames stay the clip's own.
+
+    Strength 0 changes nothing. A mask that keeps these cells goes on keeping them, with the new content in them; stretches
+    to make anew elsewhere do not keep them.
+    """
 
     latent: torch.Tensor
     index: int
     strength: float
     stream = "video"
+    makes = PICTURE
 
     def apply(self, draft: Draft) -> Draft:
         tokens = _tokens(self.latent, draft, same_size=True)
         last = self.index + self.latent.shape[2]
         if not 0 <= self.index < last <= draft.shape.frames:
             raise InputError(f"content for latent frames {self.index} to {last - 1} does not fit a clip of {draft.shape.frames}; shorten it or start it earlier.")
+        if _strength(self.strength) == 0:
+            return draft
         first = self.index * draft.shape.tokens_per_frame
-        clean, mask = draft.clean.clone(), draft.mask.clone()
-        clean[:, first : first + tokens.shape[1]] = tokens
-        mask[first : first + tokens.shape[1]] = 1 - _strength(self.strength)
-        return replace(draft, clean=clean, mask=mask)
+        here = slice(first, first + tokens.shape[1])
+        clean, mask, pinned = draft.clean.clone(), draft.mask.clone(), draft.pinned.clone()
+        clean[:, here], pinned[here] = tokens, True
+        mask[here] = mask[here].clamp(max=1 - self.strength)
+        return replace(draft, clean=clean, mask=mask, pinned=pinned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +144,7 @@ class KeyframeIndex:
     strength: float
     pixel_frames: int
     stream = "video"
+    makes = None
 
     def apply(self, draft: Draft) -> Draft:
         tokens = _tokens(self.latent, draft, same_size=True)
@@ -116,6 +170,7 @@ class Reference:
     downscale: int
     temporal: int
     stream = "video"
+    makes = None
 
     def apply(self, draft: Draft) -> Draft:
         if self.downscale < 1 or self.temporal < 1:
@@ -139,13 +194,12 @@ class KeyframeSlots:
     frames: tuple[int, ...]
     initial: torch.Tensor | None
     stream = "video"
+    makes = "keyframes of it are to be made"
 
     def apply(self, draft: Draft) -> Draft:
         last = draft.shape.pixels(draft.compression).frames - 1
         if not self.frames or list(self.frames) != sorted(set(self.frames)) or self.frames[0] < 0 or self.frames[-1] > last:
             raise InputError(f"keyframe slots at frames {list(self.frames)}, wanted rising numbers from 0 to {last}.")
-        if draft.slots is not None:
-            raise InputError("keyframe slots were given twice; put all of their frames into one item.")
         shape, count = replace(draft.shape, frames=1), len(self.frames)
         positions = torch.cat([_slot_positions(shape, frame, draft) for frame in self.frames], 1)
         empty = torch.zeros(1, count * shape.tokens, draft.latent.shape[2])
@@ -172,6 +226,7 @@ class ReferenceAudio:
     latent: torch.Tensor
     strength: float
     stream = "audio"
+    makes = None
 
     def apply(self, draft: Draft) -> Draft:
         tokens = _tokens(self.latent, draft, same_size=False)
@@ -187,6 +242,7 @@ class KeepMask:
     mask: torch.Tensor
     strength: float
     stream = "video"
+    makes = "parts of it are to be made anew"
 
     def apply(self, draft: Draft) -> Draft:
         tokens = _tokens(self.latent, draft, same_size=True)
@@ -201,40 +257,32 @@ class KeepMask:
 
 
 @dataclass(frozen=True, eq=False)
-class TemporalRegion:
-    """Make only what lies in [start, end) s anew and keep the rest of the given latent: a token that touches the window counts.
-
-    Other masks still hold inside the window. (The official item replaces them; alone, as its pipeline uses it, it is equal.)
-    """
-
-    stream: str
-    start: float
-    end: float
-
-    def apply(self, draft: Draft) -> Draft:
-        return TemporalRegions(self.stream, ((self.start, self.end),)).apply(draft)
-
-
-@dataclass(frozen=True, eq=False)
 class TemporalRegions:
-    """TemporalRegion with several windows [start, end) s: a token that touches any of them is made anew.
+    """Make only what lies in the windows [start, end) s anew and keep the rest of the given latent.
 
-    A window that touches none is refused: it would cost a whole sampling and change nothing.
+    A token that touches any of them is made. A window that touches none is refused: it would cost a whole sampling and
+    change nothing. Other masks still hold inside the windows, and content put in place (LatentIndex) has its own strength.
+    (The official item has one window and replaces all masks; alone, as its pipeline uses it, it is equal.)
     """
 
     stream: str
     windows: tuple[tuple[float, float], ...]
+    makes = "stretches of it are to be made anew"
 
     def apply(self, draft: Draft) -> Draft:
         clip = draft.shape.tokens
-        first, last = draft.positions[0, :clip].unbind(-1)
-        touched = torch.zeros(clip, dtype=torch.bool)
+        mask = draft.mask.clone()
+        mask[:clip] *= (self.touched(draft.positions[:, :clip]) | draft.pinned).float()
+        return replace(draft, mask=mask)
+
+    def touched(self, positions: torch.Tensor) -> torch.Tensor:
+        """(T,) bool: which of a clip's own tokens, at positions (axes, T, 2), are made. Raises InputError."""
+        first, last = positions[0].unbind(-1)
+        touched = torch.zeros(len(first), dtype=torch.bool)
         for start, end in self.windows:
             check_window(self.stream, start, end, float(last.max()))
             touched |= (last > start) & (first < end)
-        mask = draft.mask.clone()
-        mask[:clip] *= touched.float()
-        return replace(draft, mask=mask)
+        return touched
 
 
 def check_window(stream: str, start: float, end: float, length: float) -> None:
@@ -260,6 +308,10 @@ class AttentionStrength:
     def stream(self) -> str:
         return self.item.stream
 
+    @property
+    def makes(self) -> str | None:
+        return self.item.makes
+
     def apply(self, draft: Draft) -> Draft:
         applied = self.item.apply(draft)
         new = applied.tokens - draft.tokens
@@ -284,6 +336,7 @@ class Frozen:
     """The whole stream is given: it is kept bit for bit, its sigma is 0 at every step, the other stream sees it."""
 
     stream: str
+    makes = None
 
     def apply(self, draft: Draft) -> Draft:
         return replace(draft, frozen=True)

@@ -51,6 +51,7 @@ class Draft:
     latent: (B, T, C) float32 CPU, what noise is added to. clean: (B, T, C), what tokens of mask < 1 are pulled to.
     mask: (T,) float32, 1 = generate, 0 = keep. positions: (axes, T, 2) float32, see Stream. marked: (T,) bool or None.
     attention: (T, T) float32 in [0, 1], row = query, or None for 1 everywhere.
+    pinned: (T of the clip,) bool, tokens that a condition has put content in the place of.
     frame_rate: frames/s, None for audio. frozen: given as a whole, kept bit for bit, still seen by the other stream.
     """
 
@@ -64,11 +65,17 @@ class Draft:
     marked: torch.Tensor | None
     attention: torch.Tensor | None
     slots: Slots | None
+    pinned: torch.Tensor
     frozen: bool
 
     @property
     def tokens(self) -> int:
         return self.latent.shape[1]
+
+    @property
+    def makes(self) -> bool:
+        """Whether anything of it comes back other than it was given."""
+        return not self.frozen and (self.slots is not None or bool(self.mask[: self.shape.tokens].any()))
 
     def stream(self) -> Stream:
         """The facts the transformer needs. Attention 0 becomes float32's lowest value, as in the official code."""
@@ -184,7 +191,8 @@ def _draft(name: str, latent: torch.Tensor, shape, noise_mask, frozen: bool, pos
     grid = latent.detach().to("cpu", torch.float32, copy=True)
     tokens = (patchify_video if name == "video" else patchify_audio)(grid).contiguous()
     mask = torch.ones(shape.tokens) if noise_mask is None else mask_tokens(noise_mask, shape)
-    return Draft(shape=shape, latent=tokens, clean=tokens, mask=mask, positions=positions, attention=None, slots=None, frozen=frozen, **facts)
+    pinned = torch.zeros(shape.tokens, dtype=torch.bool)
+    return Draft(shape=shape, latent=tokens, clean=tokens, mask=mask, positions=positions, attention=None, slots=None, pinned=pinned, frozen=frozen, **facts)
 
 
 def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) -> torch.Tensor:

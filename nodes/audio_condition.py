@@ -59,9 +59,8 @@ class LTX25AudioCondition(io.ComfyNode):
             sound = encode_soundtrack(engine.engine, audio, frames, parts.frame_rate or FRAME_RATE, run.watch)
         if len(sound) not in (1, batch):
             raise InputError(f"{len(sound)} sounds were given for {batch} clip(s), wanted one, or one for each.")
-        out = with_conditions(latent, Frozen("audio"))
-        out["samples"] = join(parts.video, sound.expand(batch, -1, -1, -1).to(parts.video.device))
-        return io.NodeOutput(out)
+        samples = join(parts.video, sound.expand(batch, -1, -1, -1).to(parts.video.device))
+        return io.NodeOutput(with_conditions({**latent, "samples": samples}, Frozen("audio")))
 
 
 class LTX25Retake(io.ComfyNode):

@@ -11,6 +11,7 @@ import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
 
+from ..ltx25.conditions import check_together
 from ..ltx25.config.connector import REGISTERS
 from ..ltx25.engine import Conditioning, Engine
 from ..ltx25.errors import InputError
@@ -118,8 +119,13 @@ def keyframes_in(latent: dict[str, Any], batch: int, count: int) -> torch.Tensor
 
 
 def with_conditions(latent: dict[str, Any], *items: Any) -> dict[str, Any]:
-    """A copy of a LATENT that carries more conditions; the sampler uses them up, native samplers do not see them."""
-    return {**latent, "conditions": (*latent.get("conditions", ()), *items)}
+    """A copy of a LATENT that carries more conditions; the sampler uses them up, native samplers do not see them.
+
+    Raises InputError for those that cannot be together: not only the sampler finds it out.
+    """
+    told = (*latent.get("conditions", ()), *items)
+    check_together(told, [name for name, grid in zip(("video", "audio"), streams(latent["samples"]), strict=True) if grid is not None])
+    return {**latent, "conditions": told}
 
 
 def streams(samples: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -14,7 +14,6 @@ from comfyui_ltx25.ltx25.conditions import (
     LatentIndex,
     Reference,
     ReferenceAudio,
-    TemporalRegion,
     TemporalRegions,
     apply,
 )
@@ -22,7 +21,7 @@ from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.latents import audio_draft, video_draft
 from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
 from comfyui_ltx25.tests.support import golden_dit as golden
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 IMAGE = torch.randn(1, 12, 1, 2, 4)
@@ -119,20 +118,20 @@ def test_keep_mask_blends_content_and_mask():
 
 
 def test_window_of_time_in_both_streams():
-    drafts = apply([TemporalRegion("video", 0.2, 0.3), TemporalRegion("audio", 0.2, 0.3)], {"video": video(), "audio": audio()})
+    drafts = apply([TemporalRegions("video", ((0.2, 0.3),)), TemporalRegions("audio", ((0.2, 0.3),))], {"video": video(), "audio": audio()})
     assert drafts["video"].mask[::8].tolist() == [0, 1, 0]  # frames 1 to 8, 0.04 to 0.375 s
     touched = [i for i, on in enumerate(drafts["audio"].mask.tolist()) if on]
     assert touched == [5, 6, 7, 8]  # 0.17 to 0.21 up to 0.29 to 0.33 s
 
 
 def test_a_window_that_begins_within_the_last_token_is_taken():
-    assert TemporalRegion("video", 0.7, 60.0).apply(video()).mask[::8].tolist() == [0, 0, 1]
+    assert TemporalRegions("video", ((0.7, 60.0),)).apply(video()).mask[::8].tolist() == [0, 0, 1]
 
 
 def test_masks_combine():
     """A kept token stays kept, whatever mask comes after it."""
     masked = replace(video(), mask=torch.tensor([0.0] * 8 + [1.0] * 16))
-    assert TemporalRegion("video", 0.0, 0.3).apply(masked).mask[::8].tolist() == [0, 1, 0]
+    assert TemporalRegions("video", ((0.0, 0.3),)).apply(masked).mask[::8].tolist() == [0, 1, 0]
 
 
 @given(st.lists(st.sampled_from(["image", "reference", "slots", "keep", "strength", "window"]), max_size=5, unique=True))
@@ -144,7 +143,7 @@ def test_appended_tokens_are_removed_exactly_as_added(kinds):
         "slots": KeyframeSlots((5,), None),
         "keep": KeepMask(CLIP, torch.ones(3, 2, 4), 1.0),
         "strength": AttentionStrength(Image(IMAGE, 4, 0.5), 0.5),
-        "window": TemporalRegion("video", 0.0, 0.1),
+        "window": TemporalRegions("video", ((0.0, 0.1),)),
     }
     draft = video()
     for kind in kinds:
@@ -162,7 +161,7 @@ def test_inputs_are_never_written_to():
     copies = latent.clone(), image.clone(), keep.clone()
     draft = video_draft(latent, 24.0, PUBLISHED_COMPRESSION, 12)
     held = draft.clean.clone(), draft.mask.clone(), draft.positions.clone()
-    for item in (LatentIndex(image, 0, 1.0), KeepMask(latent, keep, 1.0), TemporalRegion("video", 0.0, 0.1), Image(image, 5, 1.0), KeyframeSlots((3,), image), Reference(latent, 1.0, 2, 2)):
+    for item in (LatentIndex(image, 0, 1.0), KeepMask(latent, keep, 1.0), TemporalRegions("video", ((0.0, 0.1),)), Image(image, 5, 1.0), KeyframeSlots((3,), image), Reference(latent, 1.0, 2, 2)):
         item.apply(draft)
     assert all(torch.equal(a, b) for a, b in zip(copies, (latent, image, keep), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(held, (draft.clean, draft.mask, draft.positions), strict=True))
@@ -181,7 +180,99 @@ def test_full_attention_needs_no_table_unless_conditions_must_not_see_each_other
 
 
 def test_frozen():
-    assert apply([Frozen("audio")], {"audio": audio()})["audio"].frozen
+    drafts = apply([Frozen("audio")], {"video": video(), "audio": audio()})
+    assert drafts["audio"].frozen and not drafts["video"].frozen
+
+
+PARTS = st.sampled_from(["picture", "weak picture", "free picture", "guide", "first stretch", "last stretch", "keep", "slots", "keep sound"])
+
+
+@given(st.lists(PARTS, max_size=4, unique=True).flatmap(lambda kinds: st.tuples(st.just(kinds), st.permutations(kinds))), st.booleans())
+@settings(deadline=None)
+def test_conditions_mean_the_same_in_any_order_and_free_nothing_that_another_keeps(orders, masked):
+    """The draft of the clip itself, or the words of the refusal. One picture of the three: two at one frame are in a row."""
+    items = {
+        "picture": LatentIndex(IMAGE, 0, 1.0),
+        "weak picture": Image(IMAGE, 0, 0.25),
+        "free picture": Image(IMAGE, -17, 0.0),
+        "guide": Image(IMAGE, 9, 0.5),
+        "first stretch": TemporalRegions("video", ((0.0, 0.02),)),
+        "last stretch": TemporalRegions("video", ((0.5, 0.6),)),
+        "keep": Frozen("video"),
+        "slots": KeyframeSlots((5,), None),
+        "keep sound": Frozen("audio"),
+    }
+    assume(sum("picture" in kind for kind in orders[0]) < 2)
+    clip = video()
+    if masked:
+        clip = replace(clip, mask=torch.tensor(([0.0] * 4 + [1.0] * 4) * 3))
+
+    def outcome(kinds):
+        try:
+            return apply([items[kind] for kind in kinds], {"video": clip, "audio": audio()})["video"]
+        except InputError as error:
+            return str(error)
+
+    one, two = (outcome(kinds) for kinds in orders)
+    if isinstance(one, str) or isinstance(two, str):
+        assert isinstance(one, str) and isinstance(two, str)
+        return
+    assert torch.equal(one.mask[:24], two.mask[:24]) and torch.equal(one.clean[:, :24], two.clean[:, :24]) and one.frozen == two.frozen
+    assert bool((one.mask[:24] <= clip.mask).all())
+
+
+@pytest.mark.parametrize(
+    "strength, kept, content",
+    [(0.0, 0.0, "draft"), (0.5, 0.0, "picture"), (1.0, 0.0, "picture")],
+)
+def test_a_picture_where_a_mask_keeps_the_frame_stays_as_kept_as_it_was(strength, kept, content):
+    """Strength 0 leaves what is there alone; another puts the picture there, and the mask keeps that."""
+    masked = replace(video(), mask=torch.tensor([0.0] * 8 + [1.0] * 16))
+    draft = apply([Image(IMAGE, 0, strength)], {"video": masked})["video"]
+    assert draft.mask[:8].tolist() == [kept] * 8
+    assert torch.equal(draft.clean[:, :8], {"draft": masked.clean[:, :8], "picture": IMAGE.flatten(2).mT}[content])
+
+
+@pytest.mark.parametrize("strength, first", [(0.0, 0.0), (0.25, 0.75), (1.0, 0.0)])
+def test_a_stretch_elsewhere_leaves_a_picture_its_strength(strength, first):
+    draft = apply([Image(IMAGE, 0, strength), TemporalRegions("video", ((0.5, 0.6),))], {"video": video()})["video"]
+    assert draft.mask[::8].tolist() == [first, 0.0, 1.0]
+
+
+def test_a_second_picture_of_strength_0_takes_nothing_from_the_first():
+    clip = {"video": video()}
+    one, two = (apply(items, clip)["video"] for items in ([Image(IMAGE, 0, 1.0)], [Image(IMAGE, 0, 1.0), Image(-IMAGE, 0, 0.0)]))
+    assert torch.equal(one.mask, two.mask) and torch.equal(one.clean, two.clean)
+
+
+def test_stretches_of_several_items_are_all_made():
+    items = [TemporalRegions("video", ((0.0, 0.02),)), Image(IMAGE, 9, 1.0), TemporalRegions("video", ((0.5, 0.6),))]
+    assert apply(items, {"video": video()})["video"].mask[:24:8].tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "items, says",
+    [
+        ([Frozen("video"), Frozen("audio")], "nothing is left to make: the video and the audio are to stay"),
+        ([Frozen("video"), Image(IMAGE, 0, 1.0)], "the video is to stay exactly as it is, and a picture is to stand"),
+        ([Frozen("video"), Image(IMAGE, -17, 1.0)], "a picture is to stand"),
+        ([Frozen("video"), KeepMask(CLIP, torch.ones(3, 2, 4), 1.0)], "parts of it"),
+        ([Frozen("video"), KeyframeSlots((5,), None)], "keyframes of it are to be made"),
+        ([Frozen("audio"), TemporalRegions("audio", ((0.0, 0.2),))], "the audio is to stay exactly as it is, and stretches of it"),
+        ([KeepMask(CLIP, torch.ones(3, 2, 4), 1.0), Frozen("audio")], "masks and conditions keep all of the video and the audio"),
+        ([KeyframeSlots((5,), None), KeyframeSlots((9,), None)], "twice"),
+    ],
+)
+def test_what_cannot_both_be_is_refused_in_either_order(items, says):
+    for order in (items, items[::-1]):
+        with pytest.raises(InputError, match=says) as error:
+            apply(order, {"video": video(), "audio": audio()})
+        assert str(error.value).count(". ") == 0
+
+
+def test_slots_are_made_even_where_all_of_the_clip_is_kept():
+    drafts = apply([KeepMask(CLIP, torch.ones(3, 2, 4), 1.0), KeyframeSlots((5,), None)], {"video": video()})
+    assert drafts["video"].mask.tolist() == [0.0] * 24 + [1.0] * 8
 
 
 @pytest.mark.parametrize(
@@ -200,8 +291,8 @@ def test_frozen():
         (KeyframeSlots((17,), None), "rising"),
         (KeyframeSlots((5,), CLIP), "3 keyframes were given for 1 slots"),
         (KeepMask(CLIP, torch.ones(2, 2, 4), 1.0), "must cover"),
-        (TemporalRegion("video", 0.5, 0.5), "empty"),
-        (TemporalRegion("video", 50.0, 60.0), "from 50 s to 60 s touches nothing of the video, which ends at 0.71 s"),
+        (TemporalRegions("video", ((0.5, 0.5),)), "empty"),
+        (TemporalRegions("video", ((50.0, 60.0),)), "from 50 s to 60 s touches nothing of the video, which ends at 0.71 s"),
         (TemporalRegions("video", ((0.0, 0.2), (0.71, 0.8))), "from 0.71 s to 0.8 s touches nothing"),
         (AttentionStrength(Image(IMAGE, 5, 1.0), 1.5), "wanted 0"),
         (AttentionStrength(Image(IMAGE, 5, 1.0), torch.ones(3)), "for 8 appended tokens"),
@@ -212,8 +303,3 @@ def test_conditions_that_do_not_fit_are_refused_in_one_sentence(item, says):
     with pytest.raises(InputError, match=says) as error:
         apply([item], {"video": video()})
     assert str(error.value).count(". ") == 0
-
-
-def test_slots_twice_are_refused():
-    with pytest.raises(InputError, match="twice"):
-        apply([KeyframeSlots((5,), None), KeyframeSlots((9,), None)], {"video": video()})

@@ -65,7 +65,7 @@ def condition_of(item: dict[str, Any], stream: str, case: dict[str, Any]):
         case "reference_audio":
             return conditions.ReferenceAudio(case["reference_audio_latent"], strength)
         case "temporal_region":
-            return conditions.TemporalRegion(stream, item["start_time"], item["end_time"])
+            return conditions.TemporalRegions(stream, ((item["start_time"], item["end_time"]),))
         case "keep_mask":
             return conditions.KeepMask(value(item["latent"]), value(item["mask"])[0], strength)
         case "keyframe_slots":
