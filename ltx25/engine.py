@@ -35,7 +35,7 @@ from .device import check_current, compute_dtype, release, release_host
 from .dit import check_fp8
 from .dit.kept_text import KeptTexts
 from .dit.patchify import patchify_audio, patchify_video
-from .fitting import Result, Way, choose, fit
+from .fitting import Result, Way, change, choose, fit
 from .graphs import GraphedDiT
 from .hdr import SDR, check_transfer
 from .instrument import Phase, Watch
@@ -205,7 +205,7 @@ class Engine:
         profile: trace one step (with captured graphs, and the next one without) and say where its time goes.
         """
         ready = self._prepare(job)
-        part, texts = self._adapted(watch), ()
+        (part, changed), texts = self._adapted(watch), ()
         if self._sizing.ways(ready)[0].working + SPARE > self.arbiter.free(self.device):
             self._texts.drop()  # before anything else makes room
 
@@ -224,7 +224,7 @@ class Engine:
         made = choices()  # back ends picked by timing: equal results between runs are claimed for equal choices
         if made:
             watch.note("choice", "attention: " + ", ".join(f"{shape} {backend}" for shape, backend in made.items()), attention=made)
-        notices = (*map(str, self._loras), *ready.notices, *told, *self._decoded(TRANSFORMER), *ready.doubts(clip.video))
+        notices = (*map(str, self._loras), *ready.notices, *changed, *told, *self._decoded(TRANSFORMER), *ready.doubts(clip.video))
         return Sampled(clip.video, clip.audio, clip.keyframes, clip.outcome.legs, clip.outcome.seconds, notices, texts)
 
     @torch.inference_mode()
@@ -236,7 +236,7 @@ class Engine:
         job.sigmas are (sigma, 0); its latents are the clean ones that masked tokens are pulled to.
         """
         ready = self._prepare(job)
-        part = self._adapted(watch)
+        part, _ = self._adapted(watch)
 
         def run_call(way: Way) -> dict[str, torch.Tensor]:
             here, x = ready.on(self.device, self._dtype, way.batched), {}
@@ -354,15 +354,15 @@ class Engine:
             self._captured.dit = GraphedDiT(dit)
         return self._captured.dit
 
-    def _adapted(self, watch: Watch) -> Part:
-        """The transformer's part, with this handle's LoRAs from its next use on."""
+    def _adapted(self, watch: Watch) -> tuple[Part, tuple[str, ...]]:
+        """The transformer's part, with this handle's LoRAs from its next use on; what there is to tell of it."""
         part = self._opened.parts[TRANSFORMER]
         loras = [lora for lora in self._loras if lora.strength != 0]
         if part.adapter is None and loras:
             part.adapter = Adapter(part.pieces[0], self.device)
-        if part.adapter is not None:
-            part.adapter.switch(part, loras, watch)
-        return part
+        if part.adapter is None:
+            return part, ()
+        return part, change(part, lambda: part.adapter.switch(part, loras, watch), "its LoRAs were changed", watch)
 
     @property
     def _weights_key(self) -> Hashable:

@@ -91,6 +91,25 @@ def fit(
     raise torch.OutOfMemoryError(f"{part.name} ran out of memory even with {attempts[-1][0].text}; {had}: {advice(0)}.")
 
 
+def change(part: Part, run: Callable[[], None], what: str, watch: Watch) -> tuple[str, ...]:
+    """Change `part` where it is, by a `run` that takes it off the device where it fails: what to tell the user.
+
+    Out of memory inside is no end of the phase: `fit` loads the part again, as `run` was to leave it, in as little room as it takes.
+    """
+    try:
+        run()
+        return ()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0]
+    release(part.device)
+    log.warning("%s ran out of memory while %s: %s", part.name, what, reason)
+    notice = f"{part.name} ran out of memory while {what}; it went on by loading the weights again."
+    watch.note("retry", notice, part=part.name, memory=reason)
+    return (notice,)
+
+
 def check_host(part: Part) -> None:
     """Raise InputError where reading a part would take the last of the host's memory."""
     free = host_free()

@@ -125,15 +125,6 @@ class Failing(Sink):
         return sum(tensor() is not None for tensor in self.made)
 
 
-@pytest.fixture
-def uncollected():
-    """Nothing is freed by the garbage collector: cycles show."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("residency", ["auto", "stream"])
 @pytest.mark.parametrize("place", ["load", "forward"])
 def test_m7_nothing_of_an_attempt_that_ran_out_of_memory_is_alive_when_the_next_one_begins(place, residency, monkeypatch, uncollected):

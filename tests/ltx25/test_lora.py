@@ -1,5 +1,6 @@
 """LoRAs: every spelling, the official numbers, dense and stored bases, and the way back to the base."""
 
+import weakref
 from collections import Counter
 from functools import cache
 
@@ -11,6 +12,7 @@ from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
 from comfyui_ltx25.ltx25.dit import DiT
 from comfyui_ltx25.ltx25.errors import FileError, InputError
+from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.lora import DOWNSCALE, TEMPORAL, FactorStore, Lora, apply, factors, reference_factor, targets
 from comfyui_ltx25.ltx25.lora.adapter import Adapter
 from comfyui_ltx25.ltx25.lora.change import weight_of
@@ -19,6 +21,7 @@ from comfyui_ltx25.tests.support.diffusers_dit import oracle_name
 from comfyui_ltx25.tests.support.dit_cases import forward_of, leg_of, plan_of
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.loras import tiny_lora
+from comfyui_ltx25.tests.support.memory import OutOfMemoryAt
 from comfyui_ltx25.tests.support.quantised import write_quantised
 from comfyui_ltx25.tests.support.renders import CPU, WATCH, off, open_engine, sampled
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -463,6 +466,45 @@ def test_i4_a_cancel_while_a_lora_is_put_on_leaves_the_base_and_the_lora_as_they
     assert engine.opened.parts["transformer"].loaded == (residency == "stream" and fused > 28), "what is half changed is dropped; a slot was not the model"
     assert same(sampled(engine, conditioning=contexts), plain)
     assert same(sampled(styled, conditioning=contexts), sampled(open_engine().with_loras([(lora, 1.0)]), conditioning=contexts))
+
+
+@pytest.mark.parametrize("base", ["bf16", "int8"], indirect=True)
+@pytest.mark.parametrize("number", [0, 60], ids=["at once", "half way or at the end"])
+def test_m7_out_of_memory_while_loras_change_loads_the_weights_again_with_them(number, base, lora, contexts, monkeypatch, uncollected):
+    """As out of memory in a load does: told, noted, and the clip is the one that was asked for. Put on, at another strength, taken off."""
+    engine = open_engine(transformer=base)
+    part = engine.opened.parts["transformer"]
+    steps = [engine, engine.with_loras([(lora, 1.0)]), engine.with_loras([(lora, 0.5)]), engine]
+    wanted = [sampled(step, (1.0, 0.0), conditioning=contexts) for step in steps[:3]]
+    wanted.append(wanted[0])
+    part.unload()
+    part.adapter = Adapter(part.pieces[0], CPU, 1 << 60)  # nothing is kept of the base: each change has to read
+    real, alive = Adapter._change, []
+
+    def short(self, module, *rest):
+        alive.append(weakref.ref(module))
+        with OutOfMemoryAt(number):
+            real(self, module, *rest)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Adapter, "_change", short)
+    for step, clip in zip(steps, wanted, strict=True):
+        retries, told = Retries(), bool(step.loras or alive)
+        got = sampled(step, (1.0, 0.0), conditioning=contexts, watch=Watch([retries]))
+        assert same(got, clip) and part.loaded
+        assert [notice for notice in got.notices if "ran out of memory" in notice] == retries.told == [CHANGED] * told
+    assert len(alive) == 3 and not any(module() for module in alive), "weights of the change that failed stayed alive beside those loaded again"
+
+
+class Retries(Sink):
+    def __init__(self):
+        self.told = []
+
+    def noted(self, event, text, facts):
+        self.told += [text] if event == "retry" else []
+
+
+CHANGED = "transformer ran out of memory while its LoRAs were changed; it went on by loading the weights again."
 
 
 def test_a_render_says_what_its_loras_matched(lora, contexts):

@@ -27,7 +27,9 @@ def open_engine(precision: str = "auto", residency: str = "auto", **files: Path)
     return Engine.open(Files(**paths), options, CPU)
 
 
-def sampled(engine: Engine, sigmas: tuple[float, ...] = (1.0, 0.6, 0.0), text: str = "A cat on a table.", conditioning: Conditioning | None = None) -> Sampled:
+def sampled(
+    engine: Engine, sigmas: tuple[float, ...] = (1.0, 0.6, 0.0), text: str = "A cat on a table.", conditioning: Conditioning | None = None, watch: Watch = WATCH
+) -> Sampled:
     """Both streams of 64 x 64 px, 9 frames, without guidance."""
     video, audio = empty_latents(VideoShape(9, 64, 64), 24.0, 1, engine.compression)
     plain = Bins.constant(Guidance(1.0, 0.0, 1.0, 0.0, frozenset(), 0))
@@ -36,7 +38,7 @@ def sampled(engine: Engine, sigmas: tuple[float, ...] = (1.0, 0.6, 0.0), text: s
         positive=conditioning or engine.encode(text, WATCH), negative=None, video_guidance=plain, audio_guidance=plain,
         sigmas=sigmas, schedule=None, sampler="euler", eta=1.0, conditions=(),
     )  # fmt: skip
-    return engine.sample(job, WATCH)
+    return engine.sample(job, watch)
 
 
 def off(got: torch.Tensor, want: torch.Tensor) -> float:
