@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +28,7 @@ PLAIN = {0: torch.float32, 1: torch.float16, 24: torch.int8, 25: torch.int16, 26
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST = 1 << 24  # keys, tensors, array elements: more means the file is broken
+_DEEPEST = 8  # arrays in arrays: what is read has none
 # Converters that flatten tensors of more or fewer axes keep the shape they had.
 _SHAPE_KEY = "comfy.gguf.orig_shape."
 
@@ -42,8 +45,9 @@ def is_gguf(path: str | Path) -> bool:
 def read_gguf(path: str | Path) -> Header:
     """Read the header of `path` and nothing else of it.
 
-    Raises FileError for a file that is broken or cut off, for tensor types that are not read, and for a language model in
-    llama.cpp's own layout, which holds no LTX projections.
+    Raises FileError for a file that is broken or cut off, names a key or tensor twice, lets two tensors share bytes, puts one
+    where its alignment does not allow it or has bytes that belong to none, for tensor types that are not read, and for a
+    language model in llama.cpp's own layout, which holds no LTX projections.
     """
     path = Path(path)
     stat = path.stat()
@@ -51,7 +55,8 @@ def read_gguf(path: str | Path) -> Header:
         with path.open("rb") as file:
             reader = _Reader(file, stat.st_size)
             keys, entries = reader.header()
-            begin = reader.data(keys.get("general.alignment", 32))
+            alignment = keys.get("general.alignment", 32)
+            begin = reader.data(alignment)
     except OSError as error:
         raise FileError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk.") from None
     except (_Broken, struct.error, UnicodeDecodeError, MemoryError) as error:
@@ -80,9 +85,7 @@ def read_gguf(path: str | Path) -> Header:
         first, last = begin + offset, begin + offset + math.prod(packed)
         tensors[name] = TensorInfo(name, torch.bfloat16, logical, first, last)
         stored[name] = Stored(Ggml(block, logical), {"weight": TensorInfo(name, torch.uint8, packed, first, last)})
-    end = max((info.end for info in tensors.values()), default=0)
-    if end > stat.st_size:
-        raise FileError(f"{path.name} is cut off ({stat.st_size} bytes of {end}); download it again.")
+    _check_places(path.name, stat.st_size, begin, alignment, tensors.values())
     metadata = {key: value if isinstance(value, str) else str(value) for key, value in keys.items() if not isinstance(value, list)}
     return Header(path, stat.st_size, stat.st_mtime_ns, reader.digest(), metadata, tensors, stored)
 
@@ -108,6 +111,22 @@ def _check_layout(name: str, keys: dict[str, Any], tensors: list[str]) -> None:
         )
 
 
+def _check_places(name: str, size: int, begin: int, alignment: int, tensors: Iterable[TensorInfo]) -> None:
+    """Raise FileError unless the tensors' bytes are apart, aligned, and all that stands behind `begin` in a file of `size` bytes."""
+    ordered = sorted(tensors, key=lambda info: (info.begin, info.end))
+    for info in ordered:
+        if (info.begin - begin) % alignment:
+            raise FileError(f"{name} is a broken GGUF file ({info.name} is at byte {info.begin - begin}, no multiple of {alignment}); download it again.")
+    for before, after in pairwise(ordered):
+        if after.begin < before.end:
+            raise FileError(f"{name} is a broken GGUF file ({before.name} and {after.name} share bytes); download it again.")
+    end = ordered[-1].end
+    if end > size:
+        raise FileError(f"{name} is cut off ({size} bytes of {end}); download it again.")
+    if size >= end + alignment:  # writers may pad the last tensor as they do the others
+        raise FileError(f"{name} has {size - end} bytes after its last tensor that belong to none; download it again.")
+
+
 class _Broken(ValueError):
     """What exactly is wrong."""
 
@@ -130,6 +149,8 @@ class _Reader:
         keys = {}
         for _ in range(count):
             name = self._string()
+            if name in keys:
+                raise _Broken(f"the key {name} stands in it twice")
             keys[name] = self._value(self._number("I"))
         entries = []
         for _ in range(tensors):
@@ -142,22 +163,24 @@ class _Reader:
 
     def data(self, alignment: int) -> int:
         """Where the data begins."""
-        if not isinstance(alignment, int) or alignment < 1:
+        if type(alignment) is not int or alignment < 1:
             raise _Broken(f"alignment {alignment}")
         return -(-self._file.tell() // alignment) * alignment
 
     def digest(self) -> str:
         return self._digest.hexdigest()
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self._string()
+        if depth > _DEEPEST:
+            raise _Broken(f"arrays in arrays, more than {_DEEPEST} deep")
         if kind == _ARRAY:
             inner, count = self._number("I"), self._count()
             if inner in _NUMBERS:
                 code = _NUMBERS[inner]
                 return list(struct.unpack(f"<{count}{code}", self._bytes(count * struct.calcsize("<" + code))))
-            return [self._value(inner) for _ in range(count)]
+            return [self._value(inner, depth + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             raise _Broken(f"a value of type {kind}")
         return self._number(_NUMBERS[kind])

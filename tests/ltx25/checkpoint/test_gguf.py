@@ -1,3 +1,4 @@
+import math
 import struct
 import time
 
@@ -20,8 +21,14 @@ def write(path, keys=(), tensors=(), version=3, data=None):
     for name, sizes, kind, offset in tensors:
         raw += string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
     raw += bytes(-len(raw) % 32)
-    path.write_bytes(raw + (bytes(4096) if data is None else data))
+    path.write_bytes(raw + (bytes(_ends(tensors)) if data is None else data))
     return path
+
+
+def _ends(tensors):
+    """Where the last tensor of test files ends, padded: F32 numbers, or blocks of Q8_0."""
+    sizes = (offset + math.prod(sizes) * 4 if kind == 0 else offset + math.prod(sizes) // 32 * 34 for _, sizes, kind, offset in tensors)
+    return -(-max(sizes, default=0) // 32) * 32
 
 
 def test_tensors_keys_and_shapes_are_the_packages_own(tmp_path):
@@ -95,6 +102,12 @@ BROKEN = {
     "value": (dict(keys=[("x", 99, b"")], tensors=GOOD), "type 99"),
     "length": (dict(keys=[("x", 8, struct.pack("<Q", 1 << 40))], tensors=GOOD), "beyond the file"),
     "alignment": (dict(keys=[("general.alignment", 4, struct.pack("<I", 0))], tensors=GOOD), "alignment 0"),
+    "alignment that is a flag": (dict(keys=[("general.alignment", 7, b"\1")], tensors=GOOD), "alignment True"),
+    "key twice": (dict(keys=[("config", 8, string("{}"))] * 2, tensors=GOOD), "config stands in it twice"),
+    "arrays without end": (dict(keys=[("x", 9, struct.pack("<IQ", 9, 1) * 5000 + array(4, "I", 1))], tensors=GOOD), "more than 8 deep"),
+    "shared bytes": (dict(tensors=[*GOOD, ("b.weight", (32, 4), 8, 128)]), "a.weight and b.weight share bytes"),
+    "place": (dict(tensors=[*GOOD, ("b.weight", (32, 4), 8, 152)]), "b.weight is at byte 152, no multiple of 32"),
+    "bytes behind": (dict(tensors=GOOD, data=bytes(168)), "32 bytes after its last tensor"),
     "nothing": (dict(), "unknown"),
 }
 
