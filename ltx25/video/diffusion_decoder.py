@@ -63,7 +63,7 @@ class DiffusionDecoder(nn.Module):
     def smaller(self, shape: VideoLatentShape, plan: DiffusionPlan) -> DiffusionPlan | None:
         return next((other for other in self._plans(shape, tiled=True) if other.bytes < plan.bytes), None)
 
-    def _plans(self, shape: VideoLatentShape, tiled: bool) -> list[DiffusionPlan]:
+    def _plans(self, shape: VideoLatentShape, tiled: bool) -> tuple[DiffusionPlan, ...]:
         canvas = Crop.of(self.config, shape).canvas
         frames, weight = shape.pixels(self.compression).frames, self.decoder.conv_in.weight
         return diffusion_plans(self.config, canvas, frames, weight.dtype.itemsize, tiled)
