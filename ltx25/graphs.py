@@ -39,8 +39,8 @@ class GraphedDiT:
     def prepare(self, video: Stream | None, audio: Stream | None, device: torch.device, dtype: torch.dtype) -> Geometry:
         return self._dit.prepare(video, audio, device, dtype)
 
-    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> Sequence[StepTables]:
-        return self._dit.schedule_tables(geometry, sigmas)
+    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[tuple[float, float]], told: Callable[[int], None]) -> Sequence[StepTables]:
+        return self._dit.schedule_tables(geometry, sigmas, told)
 
     def __call__(
         self,

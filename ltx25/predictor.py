@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ import torch
 from ..kernels.guided_step import Guided, Keep, euler, guided_step
 from .dit.kept_text import KeptTexts, StepTexts
 from .dit.modality import Contexts, Leg, LegPlan, Stream, Velocity
-from .flight import Flight, Pause
+from .flight import TELL, Flight, Pause
 from .guidance import OFF, Bins, Guidance, TextRule, combine, plan_legs, pulls
 from .instrument import Forwards, Group, Phase
 from .instrument.work import group_kind
@@ -27,7 +28,7 @@ class Transformer(Protocol):
 
     def prepare(self, video: Stream | None, audio: Stream | None, device: torch.device, dtype: torch.dtype) -> Any: ...
 
-    def schedule_tables(self, geometry: Any, sigmas: Sequence[tuple[float, float]]) -> Sequence[Any]: ...
+    def schedule_tables(self, geometry: Any, sigmas: Sequence[tuple[float, float]], told: Callable[[int], None]) -> Sequence[Any]: ...
 
     def __call__(
         self,
@@ -185,7 +186,7 @@ class Predictor:
         self._next = 0
         streams = {name: state.stream for name, state in job.states.items()}
         self._geometry = dit.prepare(streams.get("video"), streams.get("audio"), device, dtype)
-        self._tables = dit.schedule_tables(self._geometry, [(call.sigma, call.sigma) for call in job.calls])
+        self._tables = dit.schedule_tables(self._geometry, [(call.sigma, call.sigma) for call in job.calls], _preparing(phase, job.calls, prediction))
         run = [(call, plan) for call, plan in zip(job.calls, job.plans, strict=True) if plan is not None]
         groups = [Group(call.step + 1, tuple(leg.value for leg in plan.legs), group_kind(plan), n in traced) for n, (call, plan) in enumerate(run)]
         self.legs = tuple(group.legs for group in groups)
@@ -283,6 +284,21 @@ class Predictor:
         else:
             picture = picture.cpu()
         return lambda: watch.preview(picture.unflatten(0, (shape.frames, shape.height, shape.width)))
+
+
+def _preparing(phase: Phase, calls: Sequence[Call], prediction: str) -> Callable[[int], None]:
+    """For schedule_tables: tells how many steps are prepared, where that takes a while, and lets a cancel act."""
+    told, behind = time.monotonic(), f" - {prediction}" if prediction else ""
+
+    def made(count: int) -> None:
+        nonlocal told
+        if time.monotonic() - told < TELL:
+            phase.watch.check()
+            return
+        told = time.monotonic()
+        phase.within(f"preparing {calls[count - 1].step + 1}/{calls[-1].step + 1} steps{behind}")
+
+    return made
 
 
 def _prediction(every: Mapping[str, Guided], uncond: Tokens) -> Prediction:

@@ -41,6 +41,10 @@ KEEP_STORED = ("*scale_shift_table*",)
 _MODULATION_BYTES = 64 << 20  # rows of as many blocks as fit are made in one go
 
 
+def _untold(made: int) -> None:
+    """Nobody wants to know how many steps' tables are made."""
+
+
 class DiT(nn.Module):
     """Names are the file's below `model.diffusion_model.`, without the text connectors. Widths: D video, Da audio."""
 
@@ -79,12 +83,13 @@ class DiT(nn.Module):
         return step_tables(self, geometry, [(sigma_video, sigma_audio)])[0]
 
     @torch.no_grad()
-    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> Sequence[StepTables]:
+    def schedule_tables(self, geometry: Geometry, sigmas: Sequence[tuple[float, float]], told: Callable[[int], None] = _untold) -> Sequence[StepTables]:
         """`tables` of every step, (video, audio) sigmas each, made before the loop; then the producers are not needed.
+        told: called with how many are made, several at a time; may raise to cancel.
 
         Where masks have so many distinct values that this would fill the device, a step is made when it is asked for.
         """
-        return ScheduleTables(self, geometry, sigmas)
+        return ScheduleTables(self, geometry, sigmas, told)
 
     @torch.no_grad()
     def forward(

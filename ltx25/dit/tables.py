@@ -1,8 +1,8 @@
-"""All modulation of a schedule, made before the loop: one small product per producer for every step together."""
+"""All modulation of a schedule, made before the loop: one small product per producer for many steps together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,16 +13,25 @@ from .geometry import Geometry, timestep_of_levels
 if TYPE_CHECKING:
     from .model import DiT
 
-_ROWS_AT_ONCE = 2048  # distinct timesteps of both streams over all steps: 0.5 GB at the published widths in bf16
+_ROWS_KEPT = 2048  # distinct timesteps of both streams over all steps: 0.5 GB at the published widths in bf16
+_ROWS_AT_ONCE = 128  # of one product: a cancel acts between two, and the usual schedules need no more
 
 
 class ScheduleTables(Sequence[StepTables]):
-    """The tables of every step: all made at once, or one when asked for where there would be too many rows to keep."""
+    """The tables of every step: all made here, or one when asked for where there would be too many rows to keep.
 
-    def __init__(self, dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, float]]) -> None:
+    told: called with the number of steps that are made, every so many of them; may raise to cancel.
+    """
+
+    def __init__(self, dit: DiT, geometry: Geometry, sigmas: Sequence[tuple[float, float]], told: Callable[[int], None]) -> None:
         self._dit, self._geometry, self._sigmas = dit, geometry, list(sigmas)
         levels = sum(len(stream.levels) for stream in (geometry.video, geometry.audio) if stream is not None)
-        self._made = step_tables(dit, geometry, self._sigmas) if levels * len(self._sigmas) <= _ROWS_AT_ONCE else None
+        self._made: list[StepTables] | None = None
+        if levels * len(self._sigmas) <= _ROWS_KEPT:
+            self._made, together = [], max(1, _ROWS_AT_ONCE // levels)
+            for first in range(0, len(self._sigmas), together):
+                self._made += step_tables(dit, geometry, self._sigmas[first : first + together])
+                told(len(self._made))
 
     def __len__(self) -> int:
         return len(self._sigmas)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25 import flight
+from comfyui_ltx25.ltx25 import flight, predictor
 from comfyui_ltx25.ltx25.conditions import Frozen, Image
 from comfyui_ltx25.ltx25.denoise import drafts_of, job_of, run
 from comfyui_ltx25.ltx25.dit import Contexts, Leg, timestep_of_tokens
@@ -124,6 +124,27 @@ def test_first_word_is_out_before_the_first_forward():
     seen = []
     sample(clip(), sink=sink, dit=toy)
     assert seen[0] == 1
+
+
+def test_many_steps_are_prepared_in_pieces_that_are_told_and_can_be_cancelled(monkeypatch):
+    monkeypatch.setattr(predictor, "TELL", 0.0)
+    dit, ran = golden.tiny_dit(), []
+
+    class Counting:
+        prepare, schedule_tables = dit.prepare, dit.schedule_tables
+
+        def __call__(self, *args):
+            ran.append(1)
+            return dit(*args)
+
+    sink = Recorder(cancel_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        sample(clip(), steps=200, sink=sink, dit=Counting())
+    assert [text for _, text in sink.told] == ["preparing 64/200 steps", "preparing 128/200 steps"] and not ran
+    monkeypatch.setattr(predictor, "TELL", 60.0)
+    with pytest.raises(KeyboardInterrupt):
+        sample(clip(), steps=200, sink=Recorder(cancel_after=0), dit=Counting())
+    assert not ran
 
 
 def test_skipped_steps_run_and_count_nothing():

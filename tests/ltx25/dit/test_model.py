@@ -170,7 +170,11 @@ def test_tables_of_a_schedule_are_the_tables_of_its_steps(poked, monkeypatch):
     geometry = poked.prepare(stream_for(case, "video"), stream_for(case, "audio"), CPU, torch.float32)
     sigmas = [(1.0, 1.0), (0.6, 0.3), (0.1, 0.0)]
     together = poked.schedule_tables(geometry, sigmas)
+    counts = []
     monkeypatch.setattr("comfyui_ltx25.ltx25.dit.tables._ROWS_AT_ONCE", 0)
+    pieces = poked.schedule_tables(geometry, sigmas, counts.append)
+    assert counts == [1, 2, 3]
+    monkeypatch.setattr("comfyui_ltx25.ltx25.dit.tables._ROWS_KEPT", 0)
     one_by_one = poked.schedule_tables(geometry, sigmas)
     assert len(together) == len(one_by_one) == 3
     for i, pair in enumerate(sigmas):
@@ -178,6 +182,7 @@ def test_tables_of_a_schedule_are_the_tables_of_its_steps(poked, monkeypatch):
         for stream in ("video", "audio"):
             for name, want in vars(getattr(step, stream)).items():
                 assert torch.equal(getattr(getattr(one_by_one[i], stream), name), want)
+                assert torch.equal(getattr(getattr(pieces[i], stream), name), want)
                 torch.testing.assert_close(getattr(getattr(together[i], stream), name), want, atol=1e-6, rtol=1e-5)
 
 
