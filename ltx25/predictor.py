@@ -122,7 +122,8 @@ class Denoise:
 
     states and guidance by stream name ("video", "audio"), for the streams that are there. sigmas fall from s0 in (0, 1].
     positive, negative: contexts on the model's device. negative: None where every cfg is 1. blocks: of the transformer.
-    batched: legs as rows of one batch; else one after the other, bit for bit as if alone.
+    batched: legs as rows of one batch; else one after the other, bit for bit as if alone. loras: those on the transformer, as
+    an error names them.
     """
 
     states: Mapping[str, StreamState]
@@ -133,6 +134,7 @@ class Denoise:
     sampler: Sampler
     blocks: int
     batched: bool
+    loras: tuple[str, ...] = ()
 
     @cached_property
     def course(self) -> Course:

@@ -45,7 +45,7 @@ class Prepared:
         """About a result that was made whole: from noise to the end, nothing of it given."""
         draft, sigmas = self.drafts.get("video"), self.job.sigmas
         whole = draft is not None and not draft.frozen and sigmas[-1] == 0 and bool((draft.mask[: draft.shape.tokens] == 1).all())
-        return doubts(video) if whole and video is not None else ()
+        return doubts(video, self.job.loras) if whole and video is not None else ()
 
     def on(self, device: torch.device, dtype: torch.dtype, batched: bool) -> Prepared:
         """The same with its contexts on a device, to run legs side by side or not."""
@@ -84,6 +84,7 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
         config.layers,
         batched,
     )
+    plan = replace(plan, loras=tuple(f"{lora.header.name} ({lora.strength:g})" for lora in loras if lora.strength))
     check_job(plan)
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
     return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras)))

@@ -65,7 +65,8 @@ def denoise(
         if bad:
             raise InputError(
                 f"sampling ended with {bad} {name} values of {tokens.numel()} that are not finite numbers; "
-                "lower the guidance scales, or load the model with precision=bf16."
+                + (f"lower the strength of LoRA {', '.join(job.loras)}, or " if job.loras else "")
+                + "lower the guidance scales, or load the model with precision=bf16."
             )
     return Outcome(x, predict.legs, tuple(predict.flight.seconds))
 

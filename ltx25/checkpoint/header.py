@@ -157,12 +157,12 @@ def _header_bytes(file: BinaryIO, name: str, size: int) -> bytes:
     if start.startswith(b"version https://git-lfs"):
         raise FileError(f"{name} is a Git-LFS pointer of {size} bytes, not the weights; run 'git lfs pull' or download the file itself.")
     if start.startswith(b"GGUF"):
-        raise FileError(f"{name} is a GGUF file, and only .safetensors files are read; use one from huggingface.co/Lightricks/LTX-2.5.")
+        raise FileError(f"{name} is a GGUF file, and a .safetensors file is wanted here; use one from huggingface.co/Lightricks/LTX-2.5.")
     if len(start) < 9:
         raise FileError(f"{name} is only {size} bytes long, too short for a safetensors file; download it again.")
     length = int.from_bytes(start[:8], "little")
     if length > _LARGEST_HEADER or start[8:9] != b"{":
-        raise FileError(f"{name} is not a safetensors file, and only .safetensors files are read; choose another one or download it again.")
+        raise FileError(f"{name} is neither a safetensors nor a GGUF file, and only those are read; choose another one or download it again.")
     if size < 8 + length:
         raise FileError(f"{name} ends inside its header ({size} bytes, the header alone needs {8 + length}); download it again.")
     file.seek(8)

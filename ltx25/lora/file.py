@@ -12,6 +12,7 @@ from ..checkpoint import Header, Kind, TensorInfo, open_file, read_bytes, requir
 from ..errors import FileError, InputError
 from .names import FOREIGN, spellings, split
 
+LARGEST = 1e4  # |strength * alpha / rank|: nodes allow strengths to 100, and trainers an alpha of some times the rank
 _NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)  # what an alpha may be
 
 
@@ -42,7 +43,8 @@ class Lora:
         """Match `path` with the linear layers of `base` below `prefix`; `other` are prefixes below it of another part's.
 
         Alpha is taken from `.alpha` tensors alone, as ComfyUI does: `lora_alpha` in the metadata changes nothing, per the
-        official loader. Raises FileError for a file that is no LoRA, of which nothing matches, or whose shapes do not fit.
+        official loader. Raises FileError for a file that is no LoRA, of which nothing matches, or whose shapes do not fit,
+        InputError for a strength that is no number or out of proportion.
         """
         if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not math.isfinite(strength):
             raise InputError(f"LoRA strength is {strength!r}, wanted a finite number like 1.0.")
@@ -71,6 +73,12 @@ class Lora:
         if not pairs:
             shown = ", ".join(unmatched[:2]) or ", ".join(list(header.tensors)[:2]) or "nothing"
             raise FileError(f"{header.name}: none of its {len(unmatched)} layers is one of {base.name} (it has {shown}); use a LoRA for LTX-2.5.")
+        worst = max(pairs, key=lambda name: abs(pairs[name].scale))
+        if abs(strength * pairs[worst].scale) > LARGEST:
+            raise InputError(
+                f"{header.name} at strength {strength:g} changes {worst} by {strength * pairs[worst].scale:.3g} times its product, and beyond "
+                f"{LARGEST:g} there is only noise; use a strength like 1.0, or download the file again."
+            )
         return Lora(header, float(strength), pairs, tuple(unmatched))
 
     @property
@@ -90,6 +98,8 @@ class Lora:
     def __str__(self) -> str:
         total = len(self.pairs) + len(self.unmatched)
         text = f"LoRA {self.header.name} at strength {self.strength:g}: {len(self.pairs)} of {total} layers matched"
+        if all(pair.scale == 0 for pair in self.pairs.values()):
+            text += ", and its alpha is 0, so it changes nothing"
         if not self.unmatched:
             return text + "."
         more = f" and {len(self.unmatched) - 3} more" if len(self.unmatched) > 3 else ""

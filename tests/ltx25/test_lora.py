@@ -22,7 +22,7 @@ from comfyui_ltx25.tests.support.dit_cases import forward_of, leg_of, plan_of
 from comfyui_ltx25.tests.support.files import write_published
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.memory import OutOfMemoryAt
-from comfyui_ltx25.tests.support.quantised import write_quantised
+from comfyui_ltx25.tests.support.quantised import read_all, write_quantised
 from comfyui_ltx25.tests.support.renders import CPU, WATCH, off, open_engine, sampled
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
@@ -163,6 +163,41 @@ def test_k3_what_changes_a_weight_otherwise_than_by_a_pair_is_refused_by_name(en
         tiny_lora(path, extra={name: torch.ones(2)})
     with pytest.raises(FileError, match=f"x.safetensors: diffusion_model.proj_out is a .*{OTHER_KINDS[ending]}.*{name}.*not supported"):
         opened(path, 1.0, open_file(tiny_files().transformer))
+
+
+@pytest.mark.parametrize(("strength", "alpha"), [(1e300, None), (-1e30, None), (1.0, 1e38), (100.0, 1e4), (1e-3, -1e30)])
+def test_a_strength_or_alpha_out_of_all_proportion_is_refused_in_one_sentence(strength, alpha, tmp_path):
+    base = open_file(tiny_files().transformer)
+    path = tiny_lora(tmp_path / "x.safetensors", rank=4, alpha=alpha)
+    with pytest.raises(InputError, match=r"^x.safetensors at strength \S+ changes model.diffusion_model.[\w.]+ by \S+ times its product, and beyond 10000 .* again\.$"):
+        opened(path, strength, base)
+    assert opened(path, 0.0, base).strength == 0  # changes nothing, whatever the file says
+    assert opened(tiny_lora(tmp_path / "y.safetensors", rank=4, alpha=64.0), -100.0, base).pairs
+
+
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_a_factor_beyond_what_it_is_used_in_is_refused_by_name(residency, contexts, tmp_path):
+    """Of a float64 file: as numbers they are finite, and the clip came out finite and wrong."""
+    path = tiny_lora(tmp_path / "x.safetensors")
+    tensors, metadata = read_all(path)
+    name = next(name for name in tensors if "transformer_blocks.1.attn1.to_q.lora_A" in name)
+    write_file(path, {**tensors, name: tensors[name].double() * 1e200}, metadata)
+    engine = open_engine("auto", residency)
+    with pytest.raises(FileError, match=f"^x.safetensors: {name} holds NaN or infinity"):
+        sampled(engine.with_loras([(path, 1.0)]), conditioning=contexts)
+
+
+def test_what_a_lora_at_too_high_a_strength_leads_to_names_it(lora, contexts, tmp_path):
+    clip = sampled(open_engine().with_loras([(lora, 100.0), (lora, 0.0)]), conditioning=contexts)
+    assert clip.notices[-1].endswith("a normalised latent's by about 1: is LoRA style.safetensors (100) too strong?")
+    huge = tiny_lora(tmp_path / "huge.safetensors", size=1e30)
+    with pytest.raises(InputError, match=r"not finite numbers; lower the strength of LoRA huge.safetensors \(-1\), or lower the guidance"):
+        sampled(open_engine().with_loras([(huge, -1.0)]), conditioning=contexts)
+
+
+def test_a_lora_whose_alpha_is_0_says_that_it_changes_nothing(tmp_path):
+    lora = opened(tiny_lora(tmp_path / "x.safetensors", alpha=0.0), 1.0, open_file(tiny_files().transformer))
+    assert str(lora) == "LoRA x.safetensors at strength 1: 96 of 96 layers matched, and its alpha is 0, so it changes nothing."
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64])

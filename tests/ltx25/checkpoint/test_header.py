@@ -123,7 +123,7 @@ def test_l3_gguf_is_refused_by_its_first_bytes_with_the_format_that_works(tmp_pa
 def test_other_formats(tmp_path, content):
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
-    assert "not a safetensors file" in refusal(path)
+    assert "neither a safetensors nor a GGUF file" in refusal(path)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8])

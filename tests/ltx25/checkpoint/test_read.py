@@ -1,3 +1,4 @@
+import math
 import os
 import threading
 import time
@@ -219,9 +220,11 @@ def test_every_value_of_a_dtype_is_told_from_nan_and_infinity(dtype):
     if dtype in EVERY:
         values = torch.arange(1 << EVERY[dtype], dtype=torch.int32).to({8: torch.uint8, 16: torch.uint16}[EVERY[dtype]]).view(dtype)
     else:
-        tiny, largest = torch.finfo(dtype).tiny, torch.finfo(dtype).max
-        values = torch.tensor([0.0, -0.0, tiny, -tiny, largest, -largest, float("inf"), -float("inf"), float("nan"), -float("nan")], dtype=dtype)
-    wanted = values.double().isfinite()
+        tiny, largest = torch.finfo(dtype).tiny, torch.finfo(torch.float32).max
+        edge = 2.0**128 - 2.0**103  # rounds to infinity in float32, and what is below it does not
+        ends = torch.tensor([largest, edge, math.nextafter(edge, 0), torch.finfo(dtype).max], dtype=dtype)
+        values = torch.tensor([0.0, -0.0, tiny, -tiny, *ends, *-ends, float("inf"), -float("inf"), float("nan"), -float("nan")], dtype=dtype)
+    wanted = values.float().isfinite()  # what weights are used in, at most
     raw = memoryview(values.view(torch.uint8).numpy())
     size = dtype.itemsize
     assert [numbers(raw[i * size : (i + 1) * size], dtype) for i in range(len(values))] == wanted.tolist()  # bit patterns, every one
