@@ -110,11 +110,6 @@ def packed_bytes(content: Content) -> int:
     return sum(map(_room_of, content.tensors()))
 
 
-def pack(content: Content, buffer: torch.Tensor) -> Packed:
-    """Copy `content` into `buffer` (n,) uint8, wherever that is."""
-    return _written(Packed(buffer, content.placed(buffer)), content)
-
-
 def pack_for(content: Content, device: torch.device) -> Packed | None:
     """`content` in host memory that `device` can copy from on its own, where it is a CUDA one; None: there is no more of it."""
     buffer = host_memory(packed_bytes(content))
@@ -122,15 +117,10 @@ def pack_for(content: Content, device: torch.device) -> Packed | None:
         return None
     packed = Packed(buffer, content.placed(buffer))
     pin(packed, buffer, device)
-    _written(packed, content)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-    return packed
-
-
-def _written(packed: Packed, content: Content) -> Packed:
     for target, source in zip(packed.content.tensors(), content.tensors(), strict=True):
         copied(source, target)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
     return packed
 
 

@@ -92,7 +92,8 @@ class Part:
                 room[number] += sum(sizes) + ALIGNED * len(sizes)
         self.bytes, self._block_bytes = whole, tuple(own)
         self._beside = tuple(with_it - bare for with_it, bare in zip(room, slots, strict=True))
-        self._slots_bytes = min(SLOTS, len(room)) * max(room, default=0) + passing
+        rounding = max(0, self.making - max(room, default=0))  # of a block out of its file, while another one runs
+        self._slots_bytes = min(SLOTS, len(room)) * max(room, default=0) + max(passing, rounding)
 
     def block_of(self, name: str) -> int | None:
         """Which block a parameter of the part's blocks belongs to."""

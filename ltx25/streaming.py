@@ -23,7 +23,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from .content import Content, Packed, pack, pack_for, packed_bytes
+from .content import Content, Packed, pack_for, packed_bytes
 from .device import Mark, copied
 from .errors import InputError
 from .instrument import Phase, Watch
@@ -40,10 +40,18 @@ def _unchanged(block: int, content: Content) -> tuple[Content, int]:
 
 @dataclass(eq=False)
 class _Slot:
-    """Device memory of one block, and what may still read it."""
+    """Device memory of one block, and what may still read it.
+
+    buffer: what a block comes into from host memory. content: a block out of its file, in the memory that reading it took.
+    """
 
     buffer: torch.Tensor | None = None
+    content: Content | None = None
     read: tuple[Mark, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return (0 if self.buffer is None else self.buffer.nbytes) + (0 if self.content is None else packed_bytes(self.content))
 
 
 @dataclass(eq=False)
@@ -140,7 +148,7 @@ class BlockStack:
 
     @property
     def slot_bytes(self) -> int:
-        return sum(slot.buffer.nbytes for slot in self.slots if slot.buffer is not None)
+        return sum(slot.bytes for slot in self.slots)
 
     # Where blocks are
 
@@ -312,10 +320,11 @@ class BlockStack:
                 mark.before(self._stream)
             begun = Mark(self.device)
             parked = self._parked.get(block)
+            slot.content = None  # all of this stream's memory: what takes its place is written behind its readers
             if parked is None:
-                filled, came = self._change(block, self._filled(block))
-                size = packed_bytes(filled)
-                content = pack(filled, self._memory(slot, size)).content
+                slot.buffer = None  # or there would be a third block while this one is read
+                content, came = self._change(block, self._filled(block))
+                slot.content, size = content, packed_bytes(content)
             else:
                 size = parked.buffer.numel()
                 memory = self._memory(slot, size + self._beside(block))

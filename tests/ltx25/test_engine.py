@@ -116,9 +116,11 @@ class Failing(Sink):
 
     def fail(self):
         if self.made is None:
-            slots = {slot.buffer.untyped_storage().data_ptr() for slot in self.part._stack.slots if slot.buffer is not None} if self.part.streams else set()
+            slots = self.part._stack.slots if self.part.streams else ()
+            apart = [slot.buffer for slot in slots if slot.buffer is not None] + [tensor for slot in slots if slot.content for tensor in slot.content.tensors()]
+            apart = {tensor.untyped_storage().data_ptr() for tensor in apart}
             new = (tensor for tensor in living_tensors() if id(tensor) not in self.before)
-            self.made = [weakref.ref(tensor) for tensor in new if tensor.untyped_storage().data_ptr() not in slots]  # blocks come and go in those
+            self.made = [weakref.ref(tensor) for tensor in new if tensor.untyped_storage().data_ptr() not in apart]  # blocks come and go there
             raise self.error("out of memory")
 
     def living(self):

@@ -10,7 +10,7 @@ import torch
 from comfyui_ltx25.kernels.quantise import quantise_matrix
 from comfyui_ltx25.ltx25 import content, streaming
 from comfyui_ltx25.ltx25 import part as parts
-from comfyui_ltx25.ltx25.content import Content, pack, packed_bytes
+from comfyui_ltx25.ltx25.content import Content, pack_for, packed_bytes
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Sink, Watch
 from comfyui_ltx25.ltx25.linear import Linear, RowwiseE4M3
@@ -52,16 +52,19 @@ def made(resident):
     """(model, stack): a twin on meta whose blocks are read from `resident`."""
     with torch.device("meta"):
         model = Stack()
-    reads = []
+    reads, there, alive, slots = [], [], [], []
 
     def fill(number):
         reads.append(number)
         twin = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
         twin.load_state_dict(resident.blocks[number].state_dict())
+        there.append(weakref.ref(twin[0].weight))
+        alive.append(sum(weight() is not None for weight in there))
+        slots.append(stack.slot_bytes)
         return twin
 
     stack = BlockStack(model.blocks, CPU, (), fill, lambda: ())
-    stack.reads = reads
+    stack.reads, stack.alive, stack.held = reads, alive, slots
     yield model, stack
     stack.end()
 
@@ -81,7 +84,9 @@ def test_m3_streamed_equals_resident_bit_for_bit_with_a_bounded_number_of_buffer
     for _ in range(3):
         assert torch.equal(model(x, seen), resident(x))
     turns = [block for block in range(6) if block not in kept]
-    assert len(stack.slots) <= SLOTS and len({slot.buffer.data_ptr() for slot in stack.slots}) <= SLOTS
+    size = packed_bytes(Content.of(resident.blocks[0]))
+    assert len(stack.slots) <= SLOTS and stack.slot_bytes <= SLOTS * size
+    assert max(stack.alive) <= len(kept) + (1 if parked else SLOTS) and max(stack.held) <= (SLOTS - 1) * size, "none is made beside its slot"
     assert all(len(there) <= len(kept) + 1 for there in seen), "beside kept blocks only the running one holds numbers"
     if parked:
         assert stack.reads == sorted(stack.reads) and len(stack.reads) == 6, "the file is read once"
@@ -189,7 +194,7 @@ def test_weights_kept_as_stored_move_with_the_block():
         nn.init.normal_(parameter, generator=WEIGHTS)
     block[0].store(RowwiseE4M3(quantise_matrix(block[0].weight.detach())))
     held = Content.of(block)
-    packed = pack(held, torch.empty(packed_bytes(held), dtype=torch.uint8))
+    packed = pack_for(held, CPU)
     twin = nn.Sequential(Linear(32, 16), Linear(16, 8, bias=False))
     packed.content.put(twin)
     x = torch.randn(1, 3, 32, generator=WEIGHTS)
