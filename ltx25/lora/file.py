@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from ..checkpoint import Header, Kind, TensorInfo, open_file, read_bytes, require_kind
 from ..errors import FileError, InputError
-from .names import FOREIGN, spellings, split
+from .names import FOREIGN, owner, spellings, split
 
 LARGEST = 1e4  # |strength * alpha / rank|: nodes allow strengths to 100, and trainers an alpha of some times the rank
 _NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)  # what an alpha may be
@@ -70,6 +71,7 @@ class Lora:
             if name in pairs:
                 raise FileError(f"{header.name} changes {layer} twice, as {spelled} and in another spelling; use a file made by one tool.")
             pairs[name] = _pair(header, roles, base.tensors[name])
+        _refuse_owned(header, {spelled: roles for spelled, roles in found.items() if spelled not in table}, base, prefix, other)
         if not pairs:
             shown = ", ".join(unmatched[:2]) or ", ".join(list(header.tensors)[:2]) or "nothing"
             raise FileError(f"{header.name}: none of its {len(unmatched)} layers is one of {base.name} (it has {shown}); use a LoRA for LTX-2.5.")
@@ -132,6 +134,20 @@ def _refuse_foreign(header: Header, layer: str, roles: dict[str | None, TensorIn
     for kind in FOREIGN.values():
         if kind in roles:
             raise FileError(f"{header.name}: {layer} is a {kind} (it has {roles[kind].name}), which is not supported; use a plain LoRA.")
+
+
+def _refuse_owned(header: Header, unmatched: Mapping[str, dict[str | None, TensorInfo]], base: Header, prefix: str, other: tuple[str, ...]) -> None:
+    """Raise FileError for what belongs to a layer, linear or not, that the base has: left out, the render would not be the LoRA's."""
+    odd = {spelled: roles for spelled, roles in unmatched.items() if not {"a", "b", "alpha"} & roles.keys()}
+    if not odd:
+        return
+    names = [name[len(prefix) :] for name in base.tensors if name.startswith(prefix) and not name[len(prefix) :].startswith(other)]
+    every = spellings({layer: None for name in names for layer in (name, name.removesuffix(".weight").removesuffix(".bias"))})
+    for spelled, roles in odd.items():
+        own = owner(spelled, every)
+        if own is not None:
+            _refuse_foreign(header, spelled, roles)
+            raise FileError(f"{header.name}: {next(iter(roles.values())).name} changes {own} in a way that this version does not know; use a plain LoRA.")
 
 
 def _pair(header: Header, roles: dict[str, TensorInfo], target: TensorInfo) -> Pair:

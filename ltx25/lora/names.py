@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Endings of the two factors, A (rank, in) first in the product, and of the rest. Trainers and converters each have theirs.
 ROLES = {
@@ -20,13 +20,18 @@ ROLES = {
     ".lora_linear_layer.up.weight": "b",
     ".alpha": "alpha",
 }
-# Endings of what changes the weight in another way than by two factors, alone or beside them: the pair is then not the change.
+# Endings of what changes the layer in another way than by two factors, alone or beside them: the pair is then not the change.
 FOREIGN = {
     ".dora_scale": "DoRA",
     ".lora_magnitude_vector": "DoRA",
     ".lora_magnitude_vector.weight": "DoRA",
     ".lora_mid.weight": "LoRA of three factors (Tucker)",
+    ".lora_A.bias": "LoRA with a bias",
+    **{ending.removesuffix(".weight") + ".bias": "LoRA with a bias" for ending, role in ROLES.items() if role == "b"},
     ".diff": "difference of the whole weight",
+    ".diff_b": "difference of the bias",
+    ".w_norm": "difference of a norm's weight",
+    ".b_norm": "difference of a norm's bias",
     ".set_weight": "weight set anew",
     ".reshape_weight": "LoRA that reshapes the weight",
     **{f".lokr_{part}": "LoKr" for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
@@ -55,6 +60,13 @@ def split(key: str) -> tuple[str, str | None]:
         if key.endswith(ending):
             return key.removesuffix(ending), role
     return key, None
+
+
+def owner(key: str, table: Mapping[str, str]) -> str | None:
+    """The layer of `table` (spelling -> layer) that a tensor with an ending of its own belongs to, or that it is."""
+    while key and key not in table:
+        key = key.rpartition(".")[0]
+    return table.get(key)
 
 
 def spellings(layers: Iterable[str]) -> dict[str, str]:

@@ -165,6 +165,33 @@ def test_k3_what_changes_a_weight_otherwise_than_by_a_pair_is_refused_by_name(en
         opened(path, 1.0, open_file(tiny_files().transformer))
 
 
+DROPPED = {
+    "proj_out.diff_b": "difference of the bias", "proj_out.lora_B.bias": "LoRA with a bias", "proj_out.lora_up.bias": "LoRA with a bias",
+    "proj_out.lora_B.default.bias": "LoRA with a bias", "proj_out.bias.diff": "difference", "scale_shift_table.diff": "difference",
+    "transformer_blocks.1.attn1.q_norm.w_norm": "norm's weight", "transformer_blocks.1.attn1.k_norm.b_norm": "norm's bias",
+    "transformer_blocks.1.scale_shift_table.set_weight": "set anew", "proj_out.bias": "way that this version does not know",
+    "transformer_blocks.1.attn1.q_norm.weight": "way that this version does not know", "proj_out.anything": "way that this version does not know",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DROPPED)
+@pytest.mark.parametrize("spelling", ["diffusion_model.", "base_model.model.", "lora_unet_"])
+def test_k3_nothing_that_changes_a_layer_of_the_model_is_left_out_in_silence(what, spelling, tmp_path):
+    """Biases, norms, tables and tensors kept whole, beside pairs that all match."""
+    layer = what.partition(".lora_")[0] if ".lora_" in what else what.rpartition(".")[0]
+    name = spelling + (layer.replace(".", "_") if spelling.endswith("_") else layer) + what.removeprefix(layer)
+    path = tiny_lora(tmp_path / "x.safetensors", extra={name: torch.ones(2)})
+    with pytest.raises(FileError, match="^x.safetensors: .*; use a plain LoRA.$") as caught:
+        opened(path, 1.0, open_file(tiny_files().transformer))
+    assert name in str(caught.value) and DROPPED[what] in str(caught.value)
+
+
+def test_what_changes_parts_that_are_not_the_transformers_is_told_and_not_used(tmp_path):
+    extra = {f"diffusion_model.{CONNECTORS[0]}transformer_1d_blocks.0.attn1.to_q.diff_b": torch.ones(2), "lora_te_layers_0.diff": torch.ones(2)}
+    lora = opened(tiny_lora(tmp_path / "x.safetensors", extra=extra), 1.0, open_file(tiny_files().transformer))
+    assert len(lora.unmatched) == 2 and len(lora.pairs) == 96
+
+
 @pytest.mark.parametrize(("strength", "alpha"), [(1e300, None), (-1e30, None), (1.0, 1e38), (100.0, 1e4), (1e-3, -1e30)])
 def test_a_strength_or_alpha_out_of_all_proportion_is_refused_in_one_sentence(strength, alpha, tmp_path):
     base = open_file(tiny_files().transformer)
