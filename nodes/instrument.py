@@ -100,7 +100,8 @@ class PlanLTX25Render(io.ComfyNode):
             steps=steps,
             sampler=sampler,
             compression=models.compression,
-            **({"stg_blocks": usual_stg_blocks(models.dit.layers)} if guidance else _UNGUIDED),
+            stg_blocks=usual_stg_blocks(models.dit.layers),
+            **({} if guidance else _UNGUIDED),
         )
         plan = planner.plan(request, batch_size, budget)
         lines, best = [plan_text(plan, models, budget)], request

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..errors import InputError
 from ..request import Request
-from ..shapes import PUBLISHED_COMPRESSION, Compression
+from ..shapes import PUBLISHED_COMPRESSION, Compression, check_frame_rate
 from .models import Models
 from .planner import Budget, Plan, Planner
 from .table import aligned
@@ -43,7 +44,7 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
 def largest_text(planner: Planner, request: Request, budget: Budget, batch: int) -> str:
     """The largest clips that fit, or why none does."""
     fits = planner.largest(request, budget, batch)
-    return "\n".join(_largest_lines(fits) if fits else _refusal_lines(planner.smallest(request, budget), budget))
+    return "\n".join(_largest_lines(fits) if fits else _refusal_lines(planner.smallest(request, budget, batch), budget, batch))
 
 
 def usual_stg_blocks(layers: int) -> str:
@@ -52,7 +53,8 @@ def usual_stg_blocks(layers: int) -> str:
 
 
 def frames_of(seconds: float, frame_rate: float, compression: Compression = PUBLISHED_COMPRESSION) -> int:
-    """The legal number of frames nearest to `seconds`."""
+    """The legal number of frames nearest to `seconds`. Raises InputError for a length or a rate that no clip has."""
+    check_frame_rate(frame_rate)
     if not 0 < seconds < 1e6:
         raise InputError(f"--seconds {seconds:g} is no length of a clip; give s, for example 5.")
     return max(0, round((seconds * frame_rate - 1) / compression.frames)) * compression.frames + 1
@@ -103,7 +105,12 @@ def _largest_lines(fits: list[Plan]) -> list[str]:
     return lines
 
 
-def _refusal_lines(smallest: Plan, budget: Budget) -> list[str]:
-    r = smallest.request
-    why = "; ".join(smallest.beyond(budget)) or "no size of this shape fits"
-    return [f"nothing fits, not even {r.width}x{r.height}, {counted(r.frames, 'frame')}: {why}", "give more time or memory, fewer steps, or another device"]
+def _refusal_lines(smallest: Sequence[Plan], budget: Budget, batch: int) -> list[str]:
+    """Why nothing fits: by the first of the smallest clips that is too large still."""
+    plan = next((plan for plan in smallest if plan.beyond(budget)), smallest[-1])
+    r, clips = plan.request, "" if batch == 1 else f", {batch} clips together"
+    way = "give more time or memory, fewer steps, or another device"
+    return [
+        f"nothing fits, not even {r.width}x{r.height}, {counted(r.frames, 'frame')}{clips}: {'; '.join(plan.beyond(budget))}",
+        way if batch == 1 else f"make fewer clips together, {way}",
+    ]

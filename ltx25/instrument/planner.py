@@ -264,10 +264,13 @@ class Planner:
         found = [self._last_that_fits(make, most, budget, batch) for make, most in ((longer, most_frames), (larger, most_rows))]
         return [plan for plan in found if plan is not None]
 
-    def smallest(self, request: Request, budget: Budget) -> Plan:
-        """The least a render with these settings can be: one cell of one frame."""
+    def smallest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
+        """The least a render with these settings can be, one cell of one frame, and the least that `largest` looks at: one
+        frame of this size, and this length at the smallest size of this shape.
+        """
         side = self._side
-        return self.plan(replace(request, width=side, height=side, frames=1), budget=budget)
+        narrow = replace(request, height=side, width=max(1, round(request.width / request.height)) * side)
+        return [self.plan(least, batch, budget) for least in (replace(request, width=side, height=side, frames=1), replace(request, frames=1), narrow)]
 
     def _last_that_fits(self, make, most: int, budget: Budget, batch: int) -> Plan | None:
         """Largest n in 1..most whose plan fits; time and memory grow with n."""

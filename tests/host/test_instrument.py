@@ -38,6 +38,12 @@ def test_a_plan_names_every_phase_and_what_it_rests_on(host, api, find):
     assert [seen(run, name) for name in ("fits", "width", "height", "frames")] == [True, 96, 64, 17]
 
 
+def test_a_plan_without_guidance_is_of_one_leg_in_a_model_with_fewer_blocks_than_the_published_one(host, api, find):
+    run = host.run(planned(api, find, guidance=False))
+    assert run.ok, run.error
+    assert "tokens, 4 forwards, with" in seen(run, "text")
+
+
 def test_two_stages_are_planned_with_the_upscaler_between_them(host, api, find):
     run = host.run(planned(api, find, width=128, two_stages=True))
     assert run.ok, run.error
