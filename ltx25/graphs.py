@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .device import is_out_of_memory
 from .dit import Contexts, DiT, Geometry, Leg, LegPlan, StepTables, Stream, Velocity
 from .dit.kept_text import StepTexts
 from .flight import Pause, unpaced
@@ -91,10 +92,10 @@ class GraphedDiT:
             self._pool = torch.cuda.graph_pool_handle()  # shared: replays follow each other on one stream
         try:
             self._replays[key] = _Replay(inputs, lambda static: self._run(static, plan, batched, unpaced, None), self._pool)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # a library that cannot be captured
-            self._refused = True
+        except RuntimeError as error:
+            if is_out_of_memory(error):  # the driver's word for it, too: nothing is known of the next time
+                raise
+            self._refused = True  # a library that cannot be captured
             log.warning("the transformer runs without captured graphs: %s", str(error).splitlines()[0])
             return False
         return True

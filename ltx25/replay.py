@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from .device import is_out_of_memory
 from .instrument import Tick
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,10 @@ class Replay:
                 self._graphs.popitem(last=False)
             try:
                 self._graphs[kind] = _capture(net, inputs, reads)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # a library that cannot be captured
-                self._refused = True
+            except RuntimeError as error:
+                if is_out_of_memory(error):  # the driver's word for it, too: nothing is known of the next time
+                    raise
+                self._refused = True  # a library that cannot be captured
                 log.warning("%s runs without captured graphs: %s", self._name, str(error).splitlines()[0])
                 return False
         self._graphs.move_to_end(kind)

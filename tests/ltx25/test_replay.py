@@ -129,14 +129,15 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(captures, monkey
     assert caplog.messages == ["the net runs without captured graphs: operation not permitted when stream is capturing"]
 
 
-def test_memory_that_runs_out_while_capturing_is_for_the_caller_to_handle(captures, monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("Tried to allocate 2.00 GiB"), RuntimeError("CUDA error: out of memory")])
+def test_memory_that_runs_out_while_capturing_is_for_the_caller_to_handle(error, captures, monkeypatch):
     def capture(net, inputs, reads):
-        raise torch.OutOfMemoryError("out")
+        raise error
 
     monkeypatch.setattr(module, "_capture", capture)
     replay = Replay("the net", 2)
     run(replay, Net(), torch.zeros(2))
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error), match=str(error)):
         run(replay, Net(), torch.zeros(2))
 
 
