@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -114,11 +113,6 @@ def revision() -> str:
             return (folder / name).read_text().strip()
     packed = (_common(git) / "packed-refs").read_text()
     return next(line.split()[0] for line in packed.splitlines() if line.endswith(" " + name))
-
-
-def started() -> str:
-    """Wall-clock time for people; durations never use it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _common(git: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
+from .age import begun_at, by_age
 from .fields import wrong_field
 from .header import FORMAT
 
@@ -90,14 +91,14 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """All records of a folder, oldest first, and one sentence per file that was skipped. Plots of runs lie there too."""
+    """All records of a folder, oldest first (see age.py), and one sentence per file that was skipped. Plots of runs lie there too."""
     runs, skipped = [], []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".png") if folder.is_dir() else []:
         try:
             runs.append(read_run(path))
         except FileError as error:
             skipped.append(f"skipped: {error}")
-    return runs, skipped
+    return sorted(runs, key=lambda run: begun_at(run.path, run.header)), skipped
 
 
 def find_run(folder: Path, name: str) -> Run:
@@ -105,13 +106,13 @@ def find_run(folder: Path, name: str) -> Run:
 
     Ages are counted over the records alone: a newer file that is none is told in one line of the log and passed over.
     """
-    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    paths = list(folder.glob("*.jsonl")) if folder.is_dir() else []
     back = re.fullmatch(r"last(?:-(\d+))?", name)
     if back:
-        run = _newest(paths, int(back[1] or 0))
+        run = _newest(by_age(paths), int(back[1] or 0))
         if run is not None:
             return run
-    found = [path for path in paths if name in path.name]
+    found = [path for path in sorted(paths) if name in path.name]
     if len(found) == 1:
         return read_run(found[0])
     if not found:

@@ -28,7 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .header import FORMAT, prompts_facts, started
+from .age import now_text
+from .header import FORMAT, prompts_facts
 from .table import phase_table
 from .unfinished import lock, mark_unfinished
 from .watch import QUIET_UNITS, Phase, Sink
@@ -74,10 +75,10 @@ class RunRecord(Sink):
                 log.info("%s", line)
             self._attempt(self._create)
             prompts = {"prompts": prompts_facts(self._prompts, self._keep_prompts)} if self._prompts else {}
-            self._write("run", format=FORMAT, started=started(), pid=os.getpid(), **self.header, **prompts)
+            self._write("run", format=FORMAT, started=now_text(), pid=os.getpid(), **self.header, **prompts)
         elif self.path is not None:
             self._attempt(lambda: self._open(self.path, os.O_APPEND))
-            self._write("resume", started=started())
+            self._write("resume", started=now_text())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -225,8 +226,8 @@ class RunRecord(Sink):
 
     def _create(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        now = time.time()  # names sort by age
-        stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        now = time.time()  # in UTC, so that names sort by age wherever the clock is read
+        stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         name = f"{stamp}_{os.getpid()}_{secrets.token_hex(3)}.jsonl"
         self._open(self._folder / name, os.O_CREAT | os.O_EXCL)
         self.path = self._folder / name

@@ -6,9 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from .header import FORMAT, started
+from .age import LONGEST, event_of, first_event, now_text
+from .header import FORMAT
 
-TAIL = 16 << 10  # bytes read from the end of a record: several lines
+TAIL = 16 << 10  # bytes read from the end of a record first: several lines, as a rule
 NEWEST = 200  # records looked at: killed runs are among the latest
 
 
@@ -53,7 +54,7 @@ def _mark(path: Path, last: dict) -> list[str]:
             "error": None,
             "phase": last.get("phase") or last.get("name"),
             "at": last.get("at") or last.get("text") or "",
-            "marked": started(),
+            "marked": now_text(),
         }
         size = os.lseek(fd, 0, os.SEEK_END)
         os.lseek(fd, max(0, size - 1), os.SEEK_SET)
@@ -67,22 +68,17 @@ def _mark(path: Path, last: dict) -> list[str]:
 def _last_event(path: Path) -> dict | None:
     """The last whole line of a run record that is an event; None for any other file, which is left alone."""
     with path.open("rb") as file:
-        first = _event(file.readline(TAIL))
+        first = first_event(file)
         if first is None or first["event"] != "run" or first.get("format") != FORMAT:
             return None
-        file.seek(0, os.SEEK_END)
-        size = file.tell()
-        file.seek(max(0, size - TAIL))
-        lines = file.read().splitlines()
-    return next((event for event in map(_event, reversed(lines)) if event is not None), None)
-
-
-def _event(line: bytes) -> dict | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # the latter: brackets in brackets without end
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
+        size, tail, last = file.seek(0, os.SEEK_END), TAIL, None
+        while last is None:
+            file.seek(max(0, size - tail))
+            last = next((event for event in map(event_of, reversed(file.read().splitlines())) if event is not None), None)
+            if tail >= min(size, 2 * LONGEST):  # a torn line behind the longest whole one
+                break
+            tail *= 8
+    return last
 
 
 def _lock_windows(fd: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from comfyui_ltx25.ltx25.cli import main
 from comfyui_ltx25.ltx25.cli.runs import _fixed_lines, add_parser
 from comfyui_ltx25.ltx25.errors import FileError, InputError
+from comfyui_ltx25.ltx25.instrument import RunRecord
 from comfyui_ltx25.ltx25.instrument.compare import compare
 from comfyui_ltx25.ltx25.instrument.costs import law_of, measured_series, rate_of
 from comfyui_ltx25.ltx25.instrument.history import find_run, read_run, read_runs
@@ -137,8 +139,33 @@ def test_last_counts_back_by_age(records, tmp_path):
     assert find_run(tmp_path / "runs", "last").status == "failed"
 
 
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="a system whose time zone a test cannot set")
+def test_last_is_the_last_one_begun_whatever_zone_and_clock_its_file_is_named_by(tmp_path, monkeypatch):
+    names, clock = [], time.time()
+    for step, zone in enumerate(("UTC+11", "UTC-13", "UTC+11", "UTC")):  # of POSIX: 11 hours behind, 13 ahead
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        monkeypatch.setattr(time, "time", lambda now=clock - 3600 + step: now)
+        with RunRecord(tmp_path, {}) as record:
+            names.append(record.path.name)
+    monkeypatch.setattr(time, "time", lambda: clock)
+    assert names == sorted(names)
+    # named and dated as before, in local time; copied later than it was made; of a clock that ran ahead, and put right in its header alone; of one nobody put right
+    old = {"a": "2020-01-01T09:00:00-1100", "z": "2020-01-01T09:00:00+1300", "copied": "2021-01-01T00:00:00.500+00:00", "ahead": "2099-01-01T00:00:00+0000", "lost": "2099-01-01T00:00:00+0000"}
+    for name, started in old.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"event": "run", "t": 0.0, "format": 1, "started": started}) + "\n")
+    os.utime(tmp_path / "ahead.jsonl", (clock - 7200, clock - 7200))
+    os.utime(tmp_path / "lost.jsonl", (clock + 10**9, clock + 10**9))
+    os.utime(tmp_path / names[0], (clock, clock))  # a mark at its end
+    order = ["lost.jsonl", "z.jsonl", "a.jsonl", "copied.jsonl", "ahead.jsonl", *names]
+    assert [run.name for run in read_runs(tmp_path)[0]] == order
+    assert [find_run(tmp_path, f"last-{back}").name for back in range(len(order))] == order[::-1]
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_last_passes_over_files_that_are_no_records(ltx25, records, tmp_path, caplog):
-    (tmp_path / "runs" / "zz-notes.jsonl").write_text("hello\n")
+    (tmp_path / "runs" / "zz-notes.jsonl").write_text("hello\n")  # the newest by its own time
     assert find_run(tmp_path / "runs", "last").status == "failed"
     (told,) = caplog.records
     assert "zz-notes.jsonl is not a run record" in told.getMessage()

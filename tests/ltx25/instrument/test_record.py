@@ -422,6 +422,17 @@ def test_what_is_no_file_is_never_opened(tmp_path):
     assert found == [[], first.path, [first.path]]
 
 
+@pytest.mark.parametrize("torn", [b"", b'{"event":"tick","text":"' + b"x" * 300_000])
+def test_a_killed_run_is_marked_however_long_its_lines_are(tmp_path, torn):
+    header = {"event": "run", "t": 0.0, "format": 1, "started": "2026-01-01T00:00:00+0000", "prompts": {"prompt": {"text": "word " * 20_000}}}
+    last = {"event": "phase", "t": 1.5, "id": 1, "state": "open", "name": "text.tower", "facts": {"loras": ["x" * 1000] * 150}}
+    (tmp_path / "killed.jsonl").write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in (header, last)) + torn)
+    assert mark_unfinished(tmp_path) == ["An earlier run ended without a word in text.tower:  (killed.jsonl)"]
+    run = find_run(tmp_path, "last")
+    assert (run.status, run.end["t"], run.where, run.skipped) == ("killed", 1.5, "text.tower", len(torn) > 0)
+    assert mark_unfinished(tmp_path) == []
+
+
 def test_a_line_of_endless_brackets_costs_no_render(tmp_path):
     deep = b"[" * 15_000
     (tmp_path / "deep.jsonl").write_bytes(deep + b"\n")
@@ -429,7 +440,7 @@ def test_a_line_of_endless_brackets_costs_no_render(tmp_path):
     with RunRecord(tmp_path, {}):
         pass
     runs, skipped = read_runs(tmp_path)
-    assert [run.status for run in runs] == ["done", "killed"] and runs[1].skipped == 1
+    assert [run.status for run in runs] == ["killed", "done"] and runs[0].skipped == 1
     assert len(skipped) == 1 and "deep.jsonl is not a run record" in skipped[0]
 
 
