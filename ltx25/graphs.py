@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .device import is_out_of_memory
+from ..kernels.memory import is_out_of_memory
 from .dit import Contexts, DiT, Geometry, Leg, LegPlan, StepTables, Stream, Velocity
 from .dit.kept_text import StepTexts
 from .flight import Pause, unpaced

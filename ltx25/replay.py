@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .device import is_out_of_memory
+from ..kernels.memory import is_out_of_memory
 from .instrument import Tick
 
 log = logging.getLogger(__name__)
