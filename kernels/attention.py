@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .cache_folder import cache_folder
 from .dispatch import power_of_two
 from .memory import is_out_of_memory
 
@@ -283,9 +284,4 @@ def _time(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bia
     return statistics.median(times)
 
 
-def _cache_file() -> Path:
-    folder = os.environ.get("LTX25_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ltx25")
-    return Path(folder) / "attention.json"
-
-
-_CHOICES = Choices(_cache_file())
+_CHOICES = Choices(cache_folder() / "attention.json")

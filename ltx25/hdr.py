@@ -35,12 +35,6 @@ def check_transfer(transfer: str) -> str:
     return transfer
 
 
-def from_linear(light: torch.Tensor, curve: str, primaries: str = REC709) -> torch.Tensor:
-    """Scene-linear light (..., 3) in `primaries` -> signal (..., 3) float32 in 0..1."""
-    law = _curve(curve)
-    return law.encode(convert(light.float(), primaries, law.primaries).clamp(min=0))
-
-
 def convert(light: torch.Tensor, source: str, target: str) -> torch.Tensor:
     """Linear light (..., 3) from one set of primaries to another."""
     if source == target:
@@ -59,16 +53,11 @@ def convert(light: torch.Tensor, source: str, target: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AcesCct:
-    """(log2 x + 9.72) / 17.52 above x = 2^-7, a straight line below."""
+    """Signal (log2 x + 9.72) / 17.52 above x = 2^-7, a straight line below."""
 
     primaries = ACESCG
     slope, offset = 10.5402377416545, 0.0729055341958355
-    split, split_signal = 0.0078125, 0.155251141552511
-
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.clamp(min=0)
-        log = (x.clamp(min=1e-12).log2() + 9.72) / 17.52
-        return torch.where(x > self.split, log, self.slope * x + self.offset).clamp(0, 1)
+    split_signal = 0.155251141552511  # of x = 2^-7
 
     def decode(self, y: torch.Tensor) -> torch.Tensor:
         y = y.clamp(0, 1)
@@ -77,15 +66,10 @@ class AcesCct:
 
 @dataclass(frozen=True)
 class LogC3:
-    """c log10(a x + b) + d from the cut on, e x + f below."""
+    """Signal c log10(a x + b) + d from the cut on, e x + f below."""
 
     primaries = REC709
     a, b, c, d, e, f, cut = 5.555556, 0.052272, 0.247190, 0.385537, 5.367655, 0.092809, 0.010591
-
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.clamp(min=0)
-        log = self.c * (self.a * x + self.b).log10() + self.d
-        return torch.where(x >= self.cut, log, self.e * x + self.f).clamp(0, 1)
 
     def decode(self, y: torch.Tensor) -> torch.Tensor:
         y = y.clamp(0, 1)

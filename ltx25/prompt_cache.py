@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from ..kernels.cache_folder import cache_folder
 from .checkpoint import Header, read_header, read_tensors, write_file
 from .connector import Conditioning
 from .errors import FileError, InputError
@@ -131,14 +132,6 @@ def identity_of(headers: Sequence[Header], dtype: torch.dtype, more: str = "") -
 
 def prompts_folder() -> Path:
     return cache_folder() / "prompts"
-
-
-def cache_folder() -> Path:
-    """LTX25_CACHE, else the user's cache folder."""
-    if os.environ.get("LTX25_CACHE"):
-        return Path(os.environ["LTX25_CACHE"])
-    home = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "ltx25"
 
 
 def disk_limit() -> int:

@@ -19,8 +19,6 @@ from .vocoder import Vocoder
 # that no version of the model uses.
 UNUSED = ("audio_vae.encoder.*", "vocoder.mel_stft.stft_fn.inverse_basis")
 
-# Device memory beside the loaded weights: activations of a chunk and, on a GPU, convolution weights once more in bf16.
-
 
 class SoundDecoder(nn.Module):
     """Everything between an audio latent and its wave. Parameter names are the file's (prefix "")."""

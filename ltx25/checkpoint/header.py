@@ -85,10 +85,6 @@ class Header:
     def name(self) -> str:
         return self.path.name
 
-    @cached_property
-    def tensor_bytes(self) -> int:
-        return sum(map(self.bytes_of, self.tensors))
-
     def bytes_of(self, name: str) -> int:
         """What has to be read for one tensor, with its scales where it is quantised."""
         parts = self.stored[name].parts.values() if name in self.stored else (self.tensors[name],)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.cache_folder import cache_folder
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
 from ..guidance import TextRule
@@ -22,7 +23,6 @@ from ..instrument.forecast import forecaster
 from ..instrument.units import path_text
 from ..kept import Kept
 from ..latents import empty_latents
-from ..prompt_cache import cache_folder
 from ..request import Request, parse_sigmas
 from ..sampler import SAMPLERS, sampler_of
 from ..schedule import SCHEDULES

@@ -93,10 +93,6 @@ class Lora:
         """Equal for LoRAs that change a base alike."""
         return *self.file, self.strength
 
-    @property
-    def largest_rank(self) -> int:
-        return max(pair.a.shape[0] for pair in self.pairs.values())
-
     def __str__(self) -> str:
         total = len(self.pairs) + len(self.unmatched)
         text = f"LoRA {self.header.name} at strength {self.strength:g}: {len(self.pairs)} of {total} layers matched"

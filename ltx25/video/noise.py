@@ -29,17 +29,6 @@ class Noise(Protocol):
         """Frames first to stop in order, as pieces (3, n, H, W)."""
 
 
-class GivenNoise:
-    """(3, F, H, W), on any device."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.shape = VideoShape(*values.shape[1:])
-        self._values = values
-
-    def pieces(self, first: int, stop: int) -> Iterator[torch.Tensor]:
-        yield self._values[:, first:stop]
-
-
 class DrawnNoise:
     """Noise of a seed. Use as a context manager: threads draw ahead of what is asked for until it closes.
 

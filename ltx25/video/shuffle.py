@@ -23,21 +23,10 @@ def patchify(pixels: torch.Tensor, patch: int) -> torch.Tensor:
     return rearrange(pixels, "... (h row) (w column) c -> ... h w (c column row)", row=patch, column=patch)
 
 
-def unpatchify(cells: torch.Tensor, patch: int) -> torch.Tensor:
-    """The inverse of `patchify`."""
-    return rearrange(cells, "... h w (c column row) -> ... (h row) (w column) c", row=patch, column=patch)
-
-
 def space_to_depth(x: torch.Tensor, stride: Stride) -> torch.Tensor:
     """(..., T, H, W, c) -> (..., T / t, H / h, W / w, c * t * h * w)."""
     t, h, w = stride
     return rearrange(x, "... (f t) (y h) (x w) c -> ... f y x (c t h w)", t=t, h=h, w=w)
-
-
-def depth_to_space(x: torch.Tensor, stride: Stride) -> torch.Tensor:
-    """The inverse of `space_to_depth`."""
-    t, h, w = stride
-    return rearrange(x, "... f y x (c t h w) -> ... (f t) (y h) (x w) c", t=t, h=h, w=w)
 
 
 def run_order(rows: torch.Tensor, stride: Stride) -> torch.Tensor:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25.checkpoint import read_header, read_tensors  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import host_now  # noqa: E402
+from comfyui_ltx25.tests.support.files import tensor_bytes  # noqa: E402
 
 
 def main() -> None:
@@ -75,12 +76,12 @@ def measure(path: Path, device: torch.device) -> dict[str, object]:
     stop.set()
     sampler.join()
     return {
-        "gb": round(header.tensor_bytes / 1e9, 3),
+        "gb": round(tensor_bytes(header) / 1e9, 3),
         "seconds": round(seconds, 3),
         "allocating": round(allocated, 3),
-        "gb_per_s": round(header.tensor_bytes / 1e9 / seconds, 2),
+        "gb_per_s": round(tensor_bytes(header) / 1e9 / seconds, 2),
         "first_bytes_s": round(first[0], 3) if first else None,
-        "host_peak_gib": round((max(peak) - before - (header.tensor_bytes if device.type == "cpu" else 0)) / (1 << 30), 3),
+        "host_peak_gib": round((max(peak) - before - (tensor_bytes(header) if device.type == "cpu" else 0)) / (1 << 30), 3),
     }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...ltx25.checkpoint import Header
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -25,6 +27,11 @@ def fixture(name: str) -> dict[str, Any]:
     """{"__metadata__": {...}, "tensors": {name: {"dtype", "shape"}}} of a published file."""
     with gzip.open(FIXTURES / (name + _SUFFIX)) as file:
         return json.load(file)
+
+
+def tensor_bytes(header: Header) -> int:
+    """What all tensors of a file take in it."""
+    return sum(map(header.bytes_of, header.tensors))
 
 
 def write_published(name: str, folder: Path) -> Path:

@@ -8,6 +8,7 @@ import torch
 from comfyui_ltx25.ltx25.checkpoint import read, read_bytes, read_header, read_tensors
 from comfyui_ltx25.ltx25.checkpoint.finite import first_without, numbers
 from comfyui_ltx25.ltx25.errors import FileError
+from comfyui_ltx25.tests.support.files import tensor_bytes
 from safetensors.torch import save_file
 
 
@@ -47,7 +48,7 @@ def test_pieces_of_any_size_give_the_file_back_bit_for_bit(header, tensors, monk
     for name, want in tensors.items():
         assert got[name].dtype == want.dtype
         assert torch.equal(got[name].view(torch.uint8) if want.dim() else got[name], want.view(torch.uint8) if want.dim() else want), name
-    assert sum(counted) == header.tensor_bytes
+    assert sum(counted) == tensor_bytes(header)
     assert max(counted) <= buffer
 
 
@@ -180,7 +181,7 @@ def test_m9_pages_of_the_file_are_given_back_unless_it_is_read_again_soon(header
     released = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: released.append((begin, size, advice)))
     read_tensors(header, empty_like(tensors), lambda n: None, reread)
-    assert sum(size for _, size, _ in released) == (0 if reread else header.tensor_bytes)
+    assert sum(size for _, size, _ in released) == (0 if reread else tensor_bytes(header))
     assert all(advice == os.POSIX_FADV_DONTNEED for _, _, advice in released)
 
 

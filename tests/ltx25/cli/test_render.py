@@ -10,11 +10,12 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.cli import main, parser, render
 from comfyui_ltx25.ltx25.engine import Files
-from comfyui_ltx25.ltx25.hdr import CURVES, from_linear, to_linear
+from comfyui_ltx25.ltx25.hdr import CURVES, to_linear
 from comfyui_ltx25.ltx25.request import DEFAULT_NEGATIVE, Request
 from comfyui_ltx25.ltx25.schedule import sigmas_of
 from comfyui_ltx25.ltx25.shapes import clip_samples
 from comfyui_ltx25.tests.support.exr import read_exr
+from comfyui_ltx25.tests.support.hdr import from_linear
 from comfyui_ltx25.tests.support.tiny import tiny_files
 
 SMALL = ["--width", "64", "--height", "64", "--frames", "9", "--steps", "1"]

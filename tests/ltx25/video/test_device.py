@@ -10,9 +10,9 @@ from comfyui_ltx25.ltx25.checkpoint import read_header
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.shapes import VideoLatentShape
 from comfyui_ltx25.ltx25.video import build_decoder
-from comfyui_ltx25.ltx25.video.noise import GivenNoise
 from comfyui_ltx25.ltx25.video.output import FrameOutput, Part
 from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.given_noise import GivenNoise
 from comfyui_ltx25.tests.support.random_weights import fill_random
 from comfyui_ltx25.tests.support.video_oracle import published_conv_vae, share_conv_decoder
 

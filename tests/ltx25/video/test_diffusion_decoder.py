@@ -15,10 +15,11 @@ from comfyui_ltx25.ltx25.video.canvas import Crop, size_floor
 from comfyui_ltx25.ltx25.video.diffusion_plan import SLACK, reach_cells
 from comfyui_ltx25.ltx25.video.frames import Given
 from comfyui_ltx25.ltx25.video.na_blocks import EPS
-from comfyui_ltx25.ltx25.video.noise import DrawnNoise, GivenNoise
+from comfyui_ltx25.ltx25.video.noise import DrawnNoise
 from comfyui_ltx25.ltx25.video.rope import rope, rope_split
 from comfyui_ltx25.ltx25.video.tiling import Tile, spans
 from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.given_noise import GivenNoise
 from comfyui_ltx25.tests.support.golden import Golden
 from comfyui_ltx25.tests.support.loading import load
 from comfyui_ltx25.tests.support.memory import peak_bytes_held

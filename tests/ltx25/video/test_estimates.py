@@ -14,9 +14,9 @@ from comfyui_ltx25.ltx25.video import Encoder, attended, build_decoder, frames
 from comfyui_ltx25.ltx25.video.conv_plan import largest_tensor
 from comfyui_ltx25.ltx25.video.diffusion_plan import LARGEST_TENSOR
 from comfyui_ltx25.ltx25.video.encoder import CHUNK, countable_chunk
-from comfyui_ltx25.ltx25.video.noise import GivenNoise
 from comfyui_ltx25.ltx25.working import seeing_bytes
 from comfyui_ltx25.tests.support.files import write_published
+from comfyui_ltx25.tests.support.given_noise import GivenNoise
 from comfyui_ltx25.tests.support.memory import HeldOnMeta
 
 GIB = 1 << 30
