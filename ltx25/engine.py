@@ -55,7 +55,7 @@ from .residency import Arbiter, Part, Standalone
 from .schedule import STAGE_2, STEPS, sigmas_of
 from .shapes import AudioLatentShape, Compression, VideoLatentShape, VideoShape
 from .sizing import Sizing
-from .switches import check_switches
+from .switches import check_switches, tell_unused
 from .text import Features, TextEncoder, Tokenizer
 from .upscaler import upscale, working_bytes
 from .video import decode_video
@@ -106,6 +106,7 @@ class Engine:
         Raises FileError, InputError.
         """
         check_switches()
+        tell_unused(device.type)
         check_current(device)
         if options.precision == "fp8":
             check_fp8(device)

@@ -6,10 +6,14 @@ A misspelt one would do nothing, and be taken for one that does not help: it is 
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 import os
 
 from ..kernels.attention import ORDER
 from .errors import InputError
+
+log = logging.getLogger(__name__)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "LTX25_ATTENTION": ORDER,
@@ -19,6 +23,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 OTHERS = ("LTX25_RUNS", "LTX25_CACHE", "LTX25_CACHE_GB")  # folders and sizes, judged where they are used
 ALIKE = 0.85  # how close a name must come to one of ours to be taken for a misspelt one: others may use the prefix, too
+
+
+def tell_unused(device_type: str) -> None:
+    """Say once in the log that a switch does nothing on such a device."""
+    forced = os.environ.get("LTX25_ATTENTION", "")
+    if forced and device_type != "cuda":
+        _say_once(f"LTX25_ATTENTION={forced} does nothing on this device ({device_type}): back ends of attention are chosen on CUDA devices alone.")
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    log.warning("%s", sentence)
 
 
 def check_switches() -> None:

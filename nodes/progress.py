@@ -62,7 +62,9 @@ class NodeSink(Sink):
             self._send(_line(phase))
 
     def beat(self, phase: Phase) -> None:
-        self._send(f"{_line(phase)} - running for {seconds_text(phase.elapsed, rough=True)}")
+        line = _line(phase)
+        at = "" if line == phase.name else f"{line} - "
+        self._send(f"{at}{phase.name} has run for {seconds_text(phase.elapsed, rough=True)}")
 
     def preview(self, latent: torch.Tensor) -> None:
         """A picture of the middle of the clip: a first frame that was given would never change."""

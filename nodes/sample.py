@@ -163,7 +163,7 @@ def report(sampled: Sampled, run: NodeRun) -> str:
         [
             run.record.table(),
             "",
-            f"forwards: {sampled.forwards} ({ran})",
+            f"forwards of this node: {sampled.forwards} ({ran})",
             *sampled.profiles,
             *run.notices,
             f"record: {path_text(run.record.path) or 'could not be written'}",

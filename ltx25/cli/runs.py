@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     folder = runs_folder(arguments.runs)
-    if arguments.record:
+    if arguments.record is not None:
         print(record_text(_find(folder, arguments.record)))
         return 0
     runs = _read(folder)

@@ -102,11 +102,12 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def find_run(folder: Path, name: str) -> Run:
-    """A record of `folder`: by (part of) its name, or "last" / "last-1" by age. No name leads out of the folder.
+    """A record of `folder`: by (part of) its name, or "last" / "last-1" by age; "" is "last". No name leads out of the folder.
 
     Ages are counted over the records alone: a newer file that is none is told in one line of the log and passed over.
     """
     paths = list(folder.glob("*.jsonl")) if folder.is_dir() else []
+    name = name.strip() or "last"
     back = re.fullmatch(r"last(?:-(\d+))?", name)
     if back:
         run = _newest(by_age(paths), int(back[1] or 0))

@@ -98,13 +98,13 @@ def _sampling_text(facts: Mapping[str, Any]) -> str:
     """"30 steps of cond+uncond"; where steps differ, how many groups of forwards have which legs. A step may have several groups, or none."""
     steps, groups = facts.get("steps"), Counter()
     for work in facts.get("work") or ():
-        groups[work["legs"]] += work.get("groups") or 0
+        groups[work["legs"] + (f" ({work['kind']})" if work.get("kind") else "")] += work.get("groups") or 0
     legs = next(iter(groups), "+".join(facts.get("legs") or ()))
     if not steps or not legs:
         return ""
+    total = "" if not groups or groups.total() == steps else f", {counted(groups.total(), 'group')}"
     if len(groups) < 2:
-        return f"{counted(steps, 'step')} of {legs}"
-    total = "" if groups.total() == steps else f", {counted(groups.total(), 'group')}"
+        return f"{counted(steps, 'step')}{total} of {legs}"
     return f"{counted(steps, 'step')}{total}: {', '.join(f'{count} of {legs}' for legs, count in groups.items())}"
 
 

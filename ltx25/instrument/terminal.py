@@ -42,8 +42,8 @@ class TextSink(Sink):
             self._say(phase, f"stopped after {took} at {phase.position or 'its start'} ({type(phase.error).__name__})")
 
     def beat(self, phase: Phase) -> None:
-        at = f"{phase.position}, " if phase.position else ""
-        self._say(phase, f"{at}running for {seconds_text(phase.elapsed)}")
+        at = f"{phase.position}, {phase.name} " if phase.position else ""  # the phase, not what it is at
+        self._say(phase, f"{at}has run for {seconds_text(phase.elapsed)}")
 
     def noted(self, event: str, text: str, facts: dict) -> None:
         with self._lock:

@@ -71,7 +71,7 @@ def test_text_to_audio_computes_nothing_of_the_video(host, api, find, inspect):
     run = host.run(prompt)
     text = report(run)
     assert latent(run)["samples"]["shape"] == [1, 8, 18, 16]
-    assert "forwards: 8 (8 x cond)" in text and "decode.video" not in text
+    assert "forwards of this node: 8 (8 x cond)" in text and "decode.video" not in text
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_n5_forwards_reported_are_forwards_run(host, api, find, inspect):
     prompt[sampler]["inputs"]["seed"] = 102
     report = inspect(prompt, sampler, 1)
     run = host.run(prompt)
-    assert run.progress(sampler)[-1][1:] == (16, 16) and "forwards: 16 " in report(run)
+    assert run.progress(sampler)[-1][1:] == (16, 16) and "forwards of this node: 16 " in report(run)
     texts = [text for _, text in run.texts(sampler)]
     assert any("step 4/4 - forward 13-16/16 (cond+uncond+stg+mod) - last " in text for text in texts), texts
     assert any("left (from 1 step)" in text or "left (from 2 steps)" in text for text in texts), texts

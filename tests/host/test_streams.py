@@ -38,7 +38,7 @@ def test_video_alone_is_sampled_and_decoded_without_the_modality_forward(host, a
     targets = [key for key in prompt if key.startswith("inspect")]
     run = host.run(prompt, targets=targets)
     assert latent(run)["samples"]["shape"] == [1, 128, 3, 2, 3]
-    assert "forwards: 12 (4 x cond+uncond+stg)" in report(run) and "no second stream" in report(run)
+    assert "forwards of this node: 12 (4 x cond+uncond+stg)" in report(run) and "no second stream" in report(run)
     assert images(run)["shape"] == [17, 64, 96, 3]
 
 

@@ -164,7 +164,7 @@ def test_report_is_a_phase_table_with_the_forwards_that_ran_and_the_record_of_th
     report = inspect(prompt, find(prompt, "LTX25Sampler"), 1)
     text = report(host.run(prompt))
     assert "sample" in text and "16 forwards" in text
-    assert "forwards: 16 (4 x cond+uncond+stg+mod)" in text
+    assert "forwards of this node: 16 (4 x cond+uncond+stg+mod)" in text
     record = host.base / "output" / "ltx25_runs" / text.rsplit("/", 1)[1]
     events = [json.loads(line) for line in record.read_text().splitlines()]
     assert events[0]["event"] == "run" and events[-1]["event"] == "end" and events[-1]["status"] == "done"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from comfyui_ltx25.ltx25.cli import main
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.switches import CHOICES, OTHERS, check_switches
+from comfyui_ltx25.ltx25.switches import CHOICES, OTHERS, _say_once, check_switches, tell_unused
 from comfyui_ltx25.tests.support.engine import engine
 
 PACK = Path(__file__).resolve().parents[2]
@@ -37,6 +37,15 @@ def test_a_misspelt_switch_is_one_sentence_on_a_cpu_too(monkeypatch, capsys, tmp
 def test_every_choice_an_empty_one_and_names_of_others_are_legal(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     check_switches()
+
+
+def test_a_back_end_forced_where_none_is_chosen_is_said_once(monkeypatch, caplog):
+    monkeypatch.setenv("LTX25_ATTENTION", "math")
+    _say_once.cache_clear()
+    for device in ("cuda", "cpu", "cpu"):
+        tell_unused(device)
+    engine()
+    assert [told.getMessage().split(":")[0] for told in caplog.records] == ["LTX25_ATTENTION=math does nothing on this device (cpu)"]
 
 
 def test_the_table_in_the_readme_lists_them_all():

@@ -134,9 +134,10 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_without_a_word(records, 
     assert [(child.communicate()[1], child.returncode) for child in running] == [("", 141)] * 2
 
 
-def test_last_counts_back_by_age(records, tmp_path):
+def test_last_counts_back_by_age(ltx25, records, tmp_path):
     assert find_run(tmp_path / "runs", "last-1").path == records[2].path
     assert find_run(tmp_path / "runs", "last").status == "failed"
+    assert ltx25("show", "") == ltx25("show", "last") and find_run(tmp_path / "runs", " ").status == "failed"
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="a system whose time zone a test cannot set")

@@ -92,7 +92,9 @@ def work_of(**groups):
     [
         ({"steps": 4, "legs": ["cond"]}, {}, "4 steps of cond"),  # a record without the arithmetic
         ({}, {"steps": 1, "work": work_of(cond=1)}, "1 step of cond"),
-        ({}, {"steps": 4, "work": work_of(cond=8)}, "4 steps of cond"),  # two calls a step
+        ({}, {"steps": 4, "work": work_of(cond=8)}, "4 steps, 8 groups of cond"),  # two calls a step, as res_2s makes
+        ({}, {"steps": 4, "work": work_of(cond=2)}, "4 steps, 2 groups of cond"),  # two steps skipped
+        ({}, {"steps": 4, "work": [*work_of(cond=2), {**work_of(cond=2)[0], "kind": "video only"}]}, "4 steps: 2 of cond, 2 of cond (video only)"),  # by the sound alone
         ({}, {"steps": 4, "work": work_of(cond=2) + work_of(cond=2)}, "4 steps of cond"),  # in two kinds
         ({}, {"steps": 5, "work": work_of(cond=1, uncond=2)}, "5 steps, 3 groups: 1 of cond, 2 of uncond"),  # two steps skipped
         ({}, {"steps": None, "work": None}, "no steps"),

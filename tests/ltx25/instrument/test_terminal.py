@@ -1,3 +1,4 @@
+import re
 import time
 
 import pytest
@@ -62,7 +63,16 @@ def test_silence_is_broken(shown):
     watch, lines = shown
     with watch.phase("mux"):
         time.sleep(1.1)
-    assert any("running for 0.9" in line or "running for 1.0" in line for line in lines)
+    assert any(re.fullmatch(r"mux: has run for (0\.9|1\.0)\d s", line) for line in lines)
+
+
+def test_how_long_a_phase_has_run_is_not_said_of_the_forward_it_is_at(shown):
+    watch, lines = shown
+    with watch.phase("sample", total=6, unit="forward") as phase:
+        Forwards(phase, [Group(step, ("cond", "uncond")) for step in (1, 2, 3)])
+        phase.started -= 6.43
+        watch.sinks[0].beat(phase)
+    assert re.fullmatch(r"sample: step 1/3 - forward 1-2/6 \(cond\+uncond\), sample has run for 6\.4\d s", lines[-2])
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (40 << 30, "40.0 GiB"), (3 << 41, "6144.0 GiB"), (None, "-")])
