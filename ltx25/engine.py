@@ -49,7 +49,7 @@ from .parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, Files, O
 from .precision import full_precision
 from .predictor import Denoise, Predictor, Transformer
 from .preparing import Prepared, facts_of, prepare
-from .prompt_cache import PromptCache, disk_limit, identity_of, prompts_folder
+from .prompt_cache import PromptCache, PromptMemory, disk_limit, identity_of, prompts_folder
 from .replay import Replay, graphs_wanted
 from .residency import Arbiter, Part, Standalone
 from .schedule import STAGE_2, STEPS, sigmas_of
@@ -74,7 +74,7 @@ class Engine:
     `facts` returns, the sentence shown before the first forward (instrument.forecast).
     """
 
-    def __init__(self, opened: Opened, options: Options, device: torch.device) -> None:
+    def __init__(self, opened: Opened, options: Options, device: torch.device, prompts: PromptMemory | None = None) -> None:
         self.device = device
         self.options = options
         self.headers = opened.headers
@@ -85,8 +85,9 @@ class Engine:
         self.forecast: Callable[[Mapping[str, object]], str] = _no_forecast
         self._tokenizer: Tokenizer | None = None
         encoders = (opened.headers["text_encoder"], opened.headers["transformer"])  # the latter holds the connectors
-        on_disk = prompts_folder() if options.cache == "disk" else None
-        self._prompts = PromptCache(options.cache != "off", on_disk, identity_of(encoders, self._dtype), disk_limit())
+        on_disk = (prompts_folder(), disk_limit()) if options.cache == "disk" else (None, 0)
+        memory = None if options.cache == "off" else PromptMemory() if prompts is None else prompts
+        self._prompts = PromptCache(memory, on_disk[0], identity_of(encoders, self._dtype), on_disk[1], self.context_widths)
         self._untold = dict(opened.decoded)  # what is still to be said, once
         self._captured = _Captured()
         self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
@@ -100,8 +101,9 @@ class Engine:
             opened.parts[name].unloading.append(replay.drop)
 
     @staticmethod
-    def open(files: Files, options: Options, device: torch.device) -> Engine:
+    def open(files: Files, options: Options, device: torch.device, prompts: PromptMemory | None = None) -> Engine:
         """Check files, options and switches; reads headers, no weights. device: of CUDA ones the thread's current one.
+        prompts: to share with engines of the same process; None: the engine's own.
 
         Raises FileError, InputError.
         """
@@ -110,7 +112,7 @@ class Engine:
         check_current(device)
         if options.precision == "fp8":
             check_fp8(device)
-        return Engine(open_parts(files, device, options.check().precision, options.residency), options, device)
+        return Engine(open_parts(files, device, options.check().precision, options.residency), options, device, prompts)
 
     def with_loras(self, loras: Sequence[tuple[str | Path, float]]) -> Engine:
         """A handle to this engine whose transformer has (file, strength) LoRAs besides those it has; all else is shared.

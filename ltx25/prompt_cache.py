@@ -2,7 +2,8 @@
 
 An entry belongs to a text and to what encodes it: the encoder and the connectors (their files' headers, sizes and dates)
 and the dtype they run in. On disk an entry is a safetensors file named by the hash of all that; no words are kept. The
-folder is bounded: the entries used longest ago go first. An entry that is not whole is a miss, and goes.
+folder is bounded: the entries used longest ago go first. An entry that is not whole, or holds what no encoder gives, is a
+miss, and goes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from ..kernels.cache_folder import cache_folder
 from .checkpoint import Header, read_header, read_tensors, write_file
+from .config.connector import REGISTERS
 from .connector import Conditioning
 from .errors import FileError, InputError
 
@@ -32,30 +34,56 @@ DISK_GB = 2.0  # unless LTX25_CACHE_GB says otherwise
 FORMAT = "1"
 
 
+class PromptMemory:
+    """Conditioning by (identity, text) in memory, the IN_MEMORY used last. Engines may share one, whatever their files."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str], Conditioning] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, identity: str, text: str) -> Conditioning | None:
+        found = self._known.get((identity, text))
+        if found is not None:
+            self._known.move_to_end((identity, text))
+        return found
+
+    def put(self, identity: str, text: str, encoded: Conditioning) -> None:
+        self._known[identity, text] = encoded
+        self._known.move_to_end((identity, text))
+        while len(self._known) > IN_MEMORY:
+            self._known.popitem(last=False)
+
+
 class PromptCache:
     """Conditioning by text. Use one per engine."""
 
-    def __init__(self, memory: bool, folder: Path | None, identity: str, limit: int) -> None:
-        """folder: None: not on disk. identity: of what encodes, see `identity_of`. limit: bytes of the folder."""
+    def __init__(self, memory: PromptMemory | None, folder: Path | None, identity: str, limit: int, widths: tuple[int, int]) -> None:
+        """memory, folder: None: not kept there. identity: of what encodes, see `identity_of`. limit: bytes of the folder.
+        widths: features of video and audio contexts.
+        """
         self._memory = memory
         self._folder = folder
         self._identity = identity
         self._limit = limit
-        self._known: OrderedDict[str, Conditioning] = OrderedDict()
+        self._widths = widths
 
     def get(self, text: str) -> Conditioning | None:
         """The contexts of `text`, float32 CPU, or None."""
-        if text in self._known:
-            self._known.move_to_end(text)
-            return self._known[text]
-        found = None if self._folder is None else self._read(self._path(text))
-        if found is not None:
-            self._remember(text, found)
+        found = None if self._memory is None else self._memory.get(self._identity, text)
+        if found is None and self._folder is not None:
+            found = self._read(self._path(text))
+            if found is not None and self._memory is not None:
+                self._memory.put(self._identity, text, found)
         return found
 
     def put(self, text: str, encoded: Conditioning) -> None:
         """Keep the contexts of `text`. A disk that is full or not writable is told in the log, never an error."""
-        self._remember(text, encoded)
+        if not self._sound(encoded):  # what makes no clip now would make none later
+            return
+        if self._memory is not None:
+            self._memory.put(self._identity, text, encoded)
         if self._folder is None:
             return
         try:
@@ -65,13 +93,12 @@ class PromptCache:
         except OSError as error:
             log.warning("the prompt could not be kept in %s: %s", self._folder, error.strerror)
 
-    def _remember(self, text: str, encoded: Conditioning) -> None:
-        if not self._memory:
-            return
-        self._known[text] = encoded
-        self._known.move_to_end(text)
-        while len(self._known) > IN_MEMORY:
-            self._known.popitem(last=False)
+    def _sound(self, encoded: Conditioning) -> bool:
+        """Whether these are contexts as connectors give them: (1, n registers' worth of tokens, width), finite."""
+        tokens = encoded.video.shape[1] if encoded.video.ndim == 3 else 0
+        shapes = [tuple(context.shape) for context in (encoded.video, encoded.audio)]
+        fit = tokens > 0 and tokens % REGISTERS == 0 and shapes == [(1, tokens, width) for width in self._widths]
+        return fit and all(bool(context.isfinite().all()) for context in (encoded.video, encoded.audio))
 
     def _path(self, text: str) -> Path:
         key = json.dumps([FORMAT, self._identity, text]).encode()
@@ -90,6 +117,8 @@ class PromptCache:
             if not isinstance(notices, list) or not all(isinstance(notice, str) for notice in notices):
                 raise FileError(f"{path.name} has notices that are no sentences")
             found = Conditioning(tensors["video"].float(), tensors["audio"].float(), tuple(notices))
+            if not self._sound(found):
+                raise FileError(f"{path.name} has no contexts of this model")
         except (FileError, KeyError, ValueError, OSError) as error:
             log.info("cached prompt dropped: %s", error)
             with contextlib.suppress(OSError):

@@ -100,4 +100,4 @@ _RECORDS = _Records()
 
 def runs_folder() -> Path:
     """Where run records go: LTX25_RUNS, else ltx25_runs in the host's output folder."""
-    return Path(os.environ.get("LTX25_RUNS") or Path(folder_paths.get_output_directory()) / "ltx25_runs")
+    return Path(os.path.expanduser(os.environ.get("LTX25_RUNS") or "") or Path(folder_paths.get_output_directory()) / "ltx25_runs")

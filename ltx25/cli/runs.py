@@ -25,7 +25,7 @@ DEFAULT_RUNS = "ltx25_runs"
 
 def runs_folder(argument: Path | None) -> Path:
     """Where records are: --runs, else LTX25_RUNS, else ltx25_runs in the current folder."""
-    return Path(argument or os.environ.get("LTX25_RUNS") or DEFAULT_RUNS)
+    return Path(argument or os.path.expanduser(os.environ.get("LTX25_RUNS") or DEFAULT_RUNS))
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

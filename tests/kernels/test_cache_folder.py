@@ -19,6 +19,8 @@ PACK = Path(__file__).resolve().parents[2]
         ("win32", {}, "~/.cache/ltx25"),
         ("win32", {"LTX25_CACHE": "/own", "LOCALAPPDATA": "/local"}, "/own"),
         ("linux", {"LTX25_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ("linux", {"LTX25_CACHE": "~/own"}, "~/own"),
+        ("linux", {"XDG_CACHE_HOME": "~/xdg"}, "~/xdg/ltx25"),
     ],
 )
 def test_the_folder_is_the_users_own_or_lies_in_the_systems(platform, variables, folder, monkeypatch):

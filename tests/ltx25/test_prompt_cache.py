@@ -6,11 +6,12 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25.checkpoint import read_header, write_file
 from comfyui_ltx25.ltx25.connector import Conditioning
+from comfyui_ltx25.ltx25.engine import Engine, Options
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import CONNECTORS, TEXT
-from comfyui_ltx25.ltx25.prompt_cache import IN_MEMORY, PromptCache, disk_limit, identity_of
-from comfyui_ltx25.tests.support.engine import engine, files
+from comfyui_ltx25.ltx25.prompt_cache import IN_MEMORY, PromptCache, PromptMemory, disk_limit, identity_of
+from comfyui_ltx25.tests.support.engine import CPU, engine, files
 from comfyui_ltx25.tests.support.quantised import read_all
 
 
@@ -24,11 +25,15 @@ def same(a, b):
 
 
 def disk(folder, identity="me", limit=1 << 30):
-    return PromptCache(False, folder, identity, limit)
+    return PromptCache(None, folder, identity, limit, (8, 4))
+
+
+def memory(identity="me", shared=None):
+    return PromptCache(PromptMemory() if shared is None else shared, None, identity, 0, (8, 4))
 
 
 def test_an_entry_comes_back_bit_for_bit_from_memory_and_from_disk(tmp_path):
-    for cache in (PromptCache(True, None, "me", 0), disk(tmp_path)):
+    for cache in (memory(), disk(tmp_path)):
         assert cache.get("a") is None
         cache.put("a", conditioning())
         assert same(cache.get("a"), conditioning())
@@ -92,17 +97,35 @@ def test_the_folder_is_bounded_and_what_was_used_longest_ago_goes_first(tmp_path
     assert [name for name in "0123" if cache.get(name) is not None] == ["0", "2", "3"]
 
 
-def test_memory_is_bounded():
-    cache = PromptCache(True, None, "me", 0)
-    for number in range(IN_MEMORY + 5):
-        cache.put(str(number), conditioning(0, 1))
-    assert cache.get("0") is None and cache.get(str(IN_MEMORY + 4)) is not None and len(cache._known) == IN_MEMORY
+def test_memory_is_bounded_for_all_that_share_it_and_what_was_used_longest_ago_goes_first():
+    shared = PromptMemory()
+    one, other = (memory(identity, shared) for identity in ("one", "other"))
+    for number in range(IN_MEMORY):
+        one.put(str(number), conditioning(0))
+    assert one.get("0") is not None  # used now
+    other.put("0", conditioning(1))
+    assert len(shared) == IN_MEMORY and one.get("1") is None and one.get("0") is not None and same(other.get("0"), conditioning(1))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "off"])
+def test_c4_engines_of_the_same_encoders_share_prompts_whatever_else_differs(cache, tmp_path, monkeypatch):
+    """Other legs, residency, precision: the text is the same. cache=off neither takes nor gives."""
+    monkeypatch.setenv("LTX25_CACHE", str(tmp_path))
+    shared = PromptMemory()
+    made = Engine.open(files(), Options("auto", "auto", "auto", cache), CPU, shared).encode("a lamp", Watch())
+    assert len(shared) == (cache != "off")
+    for options in (Options("bf16", "stream", "sequential", "memory"), Options("auto", "resident", "batched", "off")):
+        other = Engine.open(files(), options, CPU, shared)
+        got = other.encode("a lamp", Watch())
+        assert torch.equal(got.video, made.video) and torch.equal(got.audio, made.audio)
+        assert other.opened.parts[TEXT].there == other.opened.parts[CONNECTORS].there == ("off" in (cache, options.cache))
+    assert engine().encode("a lamp", Watch()).video is not made.video, "without a shared memory an engine has its own"
 
 
 def test_a_disk_that_cannot_be_written_is_no_error(tmp_path, caplog):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    cache = PromptCache(True, blocked / "prompts", "me", 1 << 20)
+    cache = PromptCache(PromptMemory(), blocked / "prompts", "me", 1 << 20, (8, 4))
     cache.put("a", conditioning())
     assert same(cache.get("a"), conditioning()) and "could not be kept" in caplog.text
 
@@ -121,11 +144,31 @@ def test_an_entry_whose_notices_are_no_sentences_is_a_miss_and_goes(tmp_path, no
     assert disk(tmp_path).get("a") is None and not path.exists()
 
 
+BAD = {
+    "wider": Conditioning(torch.ones(1, 128, 9), torch.ones(1, 128, 4), ()), "of two": Conditioning(torch.ones(2, 128, 8), torch.ones(2, 128, 4), ()),
+    "no whole registers": Conditioning(torch.ones(1, 120, 8), torch.ones(1, 120, 4), ()), "flat": Conditioning(torch.ones(8), torch.ones(4), ()),
+    "unlike": Conditioning(torch.ones(1, 256, 8), torch.ones(1, 128, 4), ()), "empty": Conditioning(torch.ones(1, 0, 8), torch.ones(1, 0, 4), ()),
+    "NaN": Conditioning(torch.ones(1, 128, 8), torch.full((1, 128, 4), torch.nan), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_an_entry_that_no_encoder_of_this_model_gives_is_a_miss_and_goes_and_none_is_kept(tmp_path, what):
+    cache = disk(tmp_path)
+    path = cache._path("a")
+    cache._write(path, BAD[what])  # whole, and of this text: only what it holds is wrong
+    assert cache.get("a") is None and not path.exists()
+    for kept in (cache, memory()):
+        kept.put("a", BAD[what])
+        assert kept.get("a") is None
+
+
 @pytest.mark.parametrize("text", ["much", "inf", "1e400", "nan", "-1", "2 GB"])
 def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
     monkeypatch.setenv("LTX25_CACHE_GB", text)
     with pytest.raises(InputError, match=f"LTX25_CACHE_GB is '{text}', wanted a number of GB"):
-        disk_limit()
+        engine(cache="disk")
+    engine(cache="memory")  # has no use for it
 
 
 def test_limit_of_the_folder(monkeypatch):
