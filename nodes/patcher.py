@@ -18,15 +18,19 @@ from ..ltx25.residency import Part, evict, make_host_room
 class HostArbiter:
     """An engine's arbiter inside ComfyUI: every part enters and leaves the device through the host's own list."""
 
-    def __init__(self, parts: Sequence[Part], freed: Callable[[], None]) -> None:
-        """`freed()` is called when the host takes the last loaded part off the device outside of our own phases."""
+    def __init__(self, parts: Sequence[Part], freed: Callable[[], None], phase: Callable[[], None]) -> None:
+        """`freed()` is called when the host takes the last loaded part off the device outside of our own phases, `phase()`
+        before one of ours makes room.
+        """
         self.patchers = {part.name: PartPatcher(part, self) for part in parts}
         self._freed = freed
+        self._phase = phase
         self.loading = False  # a phase of ours is bringing parts to the device
         self.activation = 0  # bytes the last phase asked for beside its parts
 
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`; the host evicts others until `activation_bytes` of working memory are free beside them."""
+        self._phase()
         wanted = [self._patcher(part) for part in parts]
         self._make_room_on_cpu(wanted, activation_bytes)
         make_host_room(parts, [patcher.part for patcher in self.patchers.values()])

@@ -1,8 +1,9 @@
 """Which engines exist: one per set of files and options, shared by every handle to it.
 
-The engine that has weights loaded is held strongly, so that a host which forgets node outputs between prompts
-(--cache-none) does not read the files again. At most one is: another one, a file that changed, or the host taking the
-last weights off the device (/free, "unload models") ends that. All others live as long as a handle does.
+Those that the last prompt opened are held strongly, so that a host which forgets node outputs between prompts (--cache-none)
+does not read the files again. A prompt that opened others, or whose files changed, ends that when its first phase begins: the
+host runs loaders before all else. The host taking an engine's last weights off the device (/free, "unload models") ends it at
+once. All others live as long as a handle does. Encoded prompts are shared by all engines, and go with the last of them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from dataclasses import astuple
 from pathlib import Path
 
 import comfy.model_management as mm
+from comfy_execution.utils import get_executing_context
 
 from ..ltx25.engine import Engine, Files, Options
+from ..ltx25.prompt_cache import PromptMemory
 from .patcher import HostArbiter, PartPatcher
+
+HELD = 4  # engines at most: their weights are the host's to take, but what is parked of them in host memory is not
 
 
 class EngineHandle:
@@ -37,22 +42,34 @@ class EngineHandle:
 class Registry:
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[tuple, EngineHandle] = weakref.WeakValueDictionary()
-        self._held: tuple[tuple, EngineHandle] | None = None
-        self._leaving: HostArbiter | None = None
+        self._held: dict[tuple, EngineHandle] = {}  # opened by the prompt `_prompt`, the latest last
+        self._before: dict[tuple, EngineHandle] = {}  # by those before it, since a phase began
+        self._prompt: str | None = None
+        self._leaving: list[HostArbiter] = []
+        self._encoded: Callable[[], PromptMemory | None] = lambda: None
 
     def open(self, files: Files, options: Options) -> EngineHandle:
         """The engine of these files as they are now; headers are read, weights are not. Raises FileError, InputError."""
-        self._leaving = None
+        self._leaving.clear()
+        context = get_executing_context()
+        if context is None or context.prompt_id != self._prompt:
+            self._prompt = None if context is None else context.prompt_id
+            self._before, self._held = _latest({**self._before, **self._held}), {}
         key = (tuple(stamp(path) for path in astuple(files)), options)
-        if self._held is not None and self._held[0] != key:
-            self._held = None
         handle = self._known.get(key)
         if handle is None:
-            engine = Engine.open(files, options, mm.get_torch_device())
-            engine.arbiter = HostArbiter(engine.parts, self._freed(key, engine))
+            encoded = self._encoded()
+            encoded = PromptMemory() if encoded is None else encoded
+            engine = Engine.open(files, options, mm.get_torch_device(), encoded)
+            self._encoded = weakref.ref(encoded)
+            engine.arbiter = HostArbiter(engine.parts, self._freed(key, engine), self._before_phase)
             handle = self._known[key] = EngineHandle(engine, engine.arbiter)
-        self._held = (key, handle)
+        self._held.pop(key, None)
+        self._held = _latest({**self._held, key: handle})
         return handle
+
+    def _before_phase(self) -> None:
+        self._before = {}
 
     def _freed(self, key: tuple, engine: Engine) -> Callable[[], None]:
         engine_ref = weakref.ref(engine)
@@ -63,14 +80,18 @@ class Registry:
             engine.detach()
             # The host is walking its list of models right now and looks at each patcher once more after this call: they
             # stay, empty, until the next engine is opened.
-            self._leaving = engine.arbiter
-            if self._held is not None and self._held[0] == key:
-                self._held = None
+            self._leaving.append(engine.arbiter)
+            self._held.pop(key, None)
+            self._before.pop(key, None)
 
         return freed
 
 
 REGISTRY = Registry()
+
+
+def _latest(handles: dict[tuple, EngineHandle]) -> dict[tuple, EngineHandle]:
+    return dict(list(handles.items())[-HELD:])
 
 
 def stamp(path: Path | str) -> tuple[str, int, int]:

@@ -109,7 +109,7 @@ mm.soft_empty_cache = lambda *_, **__: None
 
 told = []
 text, connectors, dit, vae = parts = [Part("text encoder", 24), Part("connectors", 2), Part("transformer", 42), Part("video VAE", 2)]
-arbiter = HostArbiter(parts, lambda: told.append("freed"))
+arbiter = HostArbiter(parts, lambda: told.append("freed"), lambda: None)
 watch = object()
 out = {}
 
@@ -155,7 +155,7 @@ out["only our phases load"] = state()
 mm.free_memory(1e30, CARD)
 
 stack = Part("blocks", 44, blocks=40)
-arbiter = HostArbiter([stack], lambda: told.append("freed"))
+arbiter = HostArbiter([stack], lambda: told.append("freed"), lambda: None)
 arbiter.ready([stack], 2 * GB, watch)
 out["blocks whole"] = stack.held // GB
 other = Native(22)
@@ -178,7 +178,7 @@ for state in (mm.VRAMState.LOW_VRAM, mm.VRAMState.NO_VRAM):
 mm.free_memory(1e30, CARD)
 mm.vram_state, TOTAL = mm.VRAMState.NORMAL_VRAM, 8 * GB
 text, connectors = Part("text encoder", 24, blocks=20), Part("connectors", 4)
-arbiter = HostArbiter([text, connectors], lambda: told.append("freed"))
+arbiter = HostArbiter([text, connectors], lambda: told.append("freed"), lambda: None)
 for part in (text, connectors):
     arbiter.ready([part], 1 * GB, watch)
 out["tower rests"] = {"held": text.held // GB, "rests": text.rests, "connectors": connectors.loaded}

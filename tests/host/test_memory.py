@@ -138,15 +138,47 @@ def test_without_a_node_cache_files_are_read_once_and_results_stay_the_same(tiny
     prompt[find(prompt, "LTX25Sampler")]["inputs"]["seed"] = 303
     seen = inspect(prompt, find(prompt, "LTX25Sampler"))
     cached = seen(host.run(prompt))
+    two = other_engine(prompt, find, TinyFiles.below(tiny).transformer.name)
     with start(tiny, args=["--cache-none"]) as bare:
-        runs = [bare.run(prompt) for _ in range(3)]
-        assert [seen(run) for run in runs] == [cached] * 3
-        assert "LoadLTX25Checkpoint" in [prompt[key]["class_type"] for key in runs[2].executed], "this host forgets"
-        reads = [[text for _, text in run.texts() if text.startswith("load.read ")] for run in runs]
-        assert reads[0] and not reads[1] and not reads[2]
+        runs = [bare.run(prompt) for _ in range(2)]
+        assert [seen(run) for run in runs] == [cached] * 2
+        assert "LoadLTX25Checkpoint" in [prompt[key]["class_type"] for key in runs[1].executed], "this host forgets"
+        assert parts_read(runs[0]) and not parts_read(runs[1])
+        pairs = [bare.run(two) for _ in range(2)]
+        assert seen(pairs[0]) == seen(pairs[1]) != cached
+        assert parts_read(pairs[0]) == ["transformer"] and not parts_read(pairs[1]), "the first engine is still there, and two are held"
+        again = bare.run(prompt)
+        assert seen(again) == cached and not parts_read(again)
         bare.free()
         assert emptied(bare)
-        assert bare.run(prompt).ok
+        assert parts_read(bare.run(prompt)) == parts_read(runs[0])
+
+
+def other_engine(prompt, find, transformer):
+    """A copy of `prompt` whose sampling is done by an engine of its own, with another transformer."""
+    loader, guider = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Guider")
+    node = {**prompt[loader], "inputs": {**prompt[loader]["inputs"], "transformer": transformer}}
+    return {**prompt, "second": node, guider: {**prompt[guider], "inputs": {**prompt[guider]["inputs"], "engine": ["second", 0]}}}
+
+
+def parts_read(run):
+    """Names of the parts that were read from their files, each once for the run."""
+    assert run.ok, run.error and run.error["exception_message"]
+    names = ("text encoder", "connectors", "transformer", "video VAE", "audio VAE")
+    told = [text.removeprefix("load.read ") for _, text in run.texts() if text.startswith("load.read ")]
+    return [name for name in names if any(text.startswith(name) for text in told)]
+
+
+def test_c4_another_setting_of_the_loader_does_not_read_the_text_encoder_again(host, api, find):
+    """Contexts belong to text and encoders, not to the engine that made them; cache=off makes them anew."""
+    prompt = api("text_to_video_distilled_tiny")
+    loader = prompt[find(prompt, "LoadLTX25Checkpoint")]["inputs"]
+    prompt[find(prompt, "EncodeGemmaText")]["inputs"]["text"] = "a kite, first seen here"
+    assert host.run(prompt).ok
+    for changes, reads in (({"legs": "sequential"}, False), ({"precision": "bf16", "residency": "stream"}, False), ({"cache": "off"}, True)):
+        loader.update(changes)
+        got = parts_read(host.run(prompt))
+        assert ("text encoder" in got) == ("connectors" in got) == reads and "transformer" in got, changes
 
 
 def test_the_engine_of_a_checkpoint_that_was_switched_away_from_is_gone(tiny, host, api, find):
