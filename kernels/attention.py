@@ -5,7 +5,7 @@ class; the first of ORDER is taken unless another is more than 5 % faster. The c
 runs use equal kernels. Before it is trusted a back end is compared with the reference once, also one that was kept; one
 that is wrong, absent or refuses the shape is skipped with one log line. What only this process or this shape had against
 one, a lack of memory or a length that its class does not tell, is not kept. LTX25_ATTENTION names one that is then used
-without timing.
+without timing, wherever it is there and right.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Choices:
         self._refused: dict[Shape, set[str]] = {}  # by a shape of its class that a chosen one did not take after all
         self._right: set[tuple] = set()  # kept ones that were compared by this process
         self._skipped: set[str] = set()
+        self._said = False  # that the one that was asked for is not used
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`attention_reference` by the back end for the shape; where that refuses it after all, by another from here on."""
@@ -137,15 +138,19 @@ class Choices:
         if forced and forced not in BACKENDS:
             raise ValueError(f"LTX25_ATTENTION is '{forced}', wanted one of {', '.join(ORDER)}")
         kept = self._kept().get(key, "")
-        if forced or (kept in BACKENDS and self._is_right(kept, q, k, bias)):
-            return forced or kept
-        name, lasting = self._fastest(q, k, bias, {kept})
-        if lasting:
+        for given in filter(None, (forced, kept)):
+            if given in BACKENDS and self._is_right(given, q, k, bias):
+                return given
+        if forced and not self._said:
+            self._said = True
+            log.warning("LTX25_ATTENTION asks for %s, which is not there or not right for %s heads of %d: the fastest of the others is used", forced, q.dtype, q.shape[-1])
+        name, lasting = self._fastest(q, k, bias, {forced, kept})
+        if lasting and not forced:
             self._keep(key, name)
         return name
 
     def _is_right(self, name: str, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether a kept back end is there and right in this process too: its library may be gone, or another one."""
+        """Whether a kept or named back end is there and right in this process too: its library may be gone, or another one."""
         what = name, q.device, q.dtype, q.shape[2:], bias is None
         if name == ORDER[-1] or what in self._right:
             return True

@@ -194,6 +194,17 @@ def test_the_environment_forces_one(backends, monkeypatch):
         Choices(None).of(Q, K, None)
 
 
+@pytest.mark.parametrize("bad", [absent, refusing, noise], ids=lambda attend: attend.__name__)
+def test_one_that_is_asked_for_and_is_not_there_or_not_right_gives_way_and_is_named_once(bad, backends, monkeypatch, caplog, tmp_path):
+    backends(bad=(bad, 0.1), good=(plain("good"), 1.0), math=(plain("math"), 9.0))
+    monkeypatch.setenv("LTX25_ATTENTION", "bad")
+    choices = Choices(tmp_path / "attention.json")
+    for q in (Q, Q[:, :2], Q[:, :1]):
+        assert choices.of(q, K, None) == "good"
+    assert sum("LTX25_ATTENTION asks for bad" in record.message for record in caplog.records) == 1
+    assert not (tmp_path / "attention.json").exists(), "what is fastest without it is not what is fastest"
+
+
 def test_nothing_is_timed_inside_a_capture(backends, monkeypatch):
     backends(first=(plain("first"), 1.0), math=(plain("math"), 9.0))
     monkeypatch.setattr(module.torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -242,10 +253,9 @@ def test_no_back_end_meets_an_address_it_cannot_load(name, gates, monkeypatch):
     """Small models' merged products are any width; a misaligned load would end the process' use of the device."""
     monkeypatch.setattr(module, "_CHOICES", Choices(None))
     monkeypatch.setenv("LTX25_ATTENTION", name)
+    if name == "flash3":
+        pytest.importorskip("flash_attn_interface")
     q, k, v = parts_of_a_product(4, 16, gates, torch.bfloat16, torch.device("cuda"))
-    try:
-        got = module.attention(q, k, v, None)
-    except ImportError:
-        pytest.skip(f"{name} is not installed")
+    got = module.attention(q, k, v, None)
     torch.cuda.synchronize()
     torch.testing.assert_close(got.float(), attention_reference(q.float(), k.float(), v.float(), None), rtol=2e-2, atol=2e-2)
