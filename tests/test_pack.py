@@ -109,3 +109,36 @@ def test_a_benchmark_for_pytest_that_is_run_as_a_program_says_how_it_is_run(path
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"the cases of this benchmark are run by pytest: pytest -s tests/bench/{path.name}\n"
+
+
+PROGRAMS = [path for path in sorted((PACK / "tests" / "bench").glob("*.py")) if "\n    program(main)\n" in path.read_text()]
+WRONG = {  # arguments that no machine takes, and what is said
+    "dit_step": (["--only", "foo"], "invalid choice: 'foo' (choose from"),
+    "error": (["--steps", "many"], "'many' is not a whole number; write it like 8."),
+    "kernels": (["--tokens", "many"], "'many' is not a whole number; write it like 8."),
+    "load": (["no such file.safetensors"], "no such file.safetensors does not exist"),
+    "plan_memory": (["--seen", "128x96"], "'128x96' is no clip; write width, height and frames like 128x96x25."),
+    "published_files": (["x", "--device", "toaster"], "device 'toaster' cannot be used"),
+    "sanitize": (["--only", "foo"], "no such op: foo; there are "),
+    "stream": (["x", "--cap-gib", "12", "--size", "768"], "size '768' is not width x height in px"),
+    "text": (["--tokens", "many"], "'many' is not a whole number; write it like 8."),
+    "two_stage": ([], "give either the folder of the files, as published_files.py fills it, or --tiny."),
+}
+NEED_A_CARD = {"dit_step": [], "error": [], "kernels": [], "stream": ["x", "--cap-gib", "12"], "text": []}
+
+
+@pytest.mark.parametrize(("name", "words", "sentence"), [
+    *((name, *WRONG.get(name, ([], None))) for name in (path.stem for path in PROGRAMS)),
+    *((name, words, "this benchmark measures a CUDA device, and torch finds none;") for name, words in NEED_A_CARD.items()),
+])  # fmt: skip
+def test_a_benchmark_says_in_one_sentence_what_is_wrong_with_its_arguments_or_machine(name, words, sentence, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(PACK / "tests" / "bench" / f"{name}.py"), run_name="__main__")
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.startswith(f"{name}.py: ") and sentence in shown and shown.count("\n") == 1
+
+
+def test_every_benchmark_is_a_program_or_run_by_pytest():
+    assert {path.stem for path in (*PROGRAMS, *BY_PYTEST)} == {path.stem for path in (PACK / "tests" / "bench").glob("*.py")} - {"busy", "by_pytest", "program", "sizes"}

@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.kernels.attention import choices  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
 from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan, check_fp8, quantise  # noqa: E402
 from comfyui_ltx25.ltx25.flight import unpaced  # noqa: E402
 from comfyui_ltx25.ltx25.graphs import GraphedDiT  # noqa: E402
@@ -31,6 +32,7 @@ from comfyui_ltx25.ltx25.instrument.flops import group_flops  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
 from comfyui_ltx25.tests.bench.busy import busy_share  # noqa: E402
+from comfyui_ltx25.tests.bench.program import need_card, program  # noqa: E402
 from comfyui_ltx25.tests.bench.sizes import DIT, Geometry  # noqa: E402
 from comfyui_ltx25.tests.support.clips import clip_streams  # noqa: E402
 from comfyui_ltx25.tests.support.published import PUBLISHED_DIT  # noqa: E402
@@ -42,9 +44,9 @@ DEVICE = torch.device("cuda")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--legs", type=int, nargs="*", choices=sorted(LEGS), default=sorted(LEGS))
-    parser.add_argument("--only", nargs="*", default=[g.name for g in DIT])
+    parser.add_argument("--only", nargs="*", choices=[g.name for g in DIT], default=[g.name for g in DIT])
     parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--peak", type=float, default=790.0, help="TFLOP/s of a large bf16 product on this card")
     parser.add_argument("--peer", action="store_true", help="run diffusers on the same weights as well")
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="also the device-busy share of a run of calls, from a profiler trace")
     parser.add_argument("--same", action="store_true", help="also how many different results 20 calls give")
     options = parser.parse_args()
+    need_card()
     with torch.device("meta"):
         dit = DiT(PUBLISHED_DIT)
     fill_random(dit, DEVICE, torch.bfloat16, keep=KEEP_STORED)
@@ -232,4 +235,4 @@ def _report(geometry: Geometry, legs: int, way: str, precision: str, peak: float
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -9,7 +9,6 @@ weights spread errors further than trained ones do, so final latents are to be c
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
@@ -20,11 +19,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25 import guidance, steps  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
 from comfyui_ltx25.ltx25.dit import KEEP_STORED, Contexts, DiT, Leg, LegPlan, quantise  # noqa: E402
 from comfyui_ltx25.ltx25.flight import unpaced  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
 from comfyui_ltx25.ltx25.schedule import sigmas_of  # noqa: E402
+from comfyui_ltx25.tests.bench.program import need_card, program  # noqa: E402
 from comfyui_ltx25.tests.bench.sizes import Geometry  # noqa: E402
 from comfyui_ltx25.tests.support.clips import clip_streams  # noqa: E402
 from comfyui_ltx25.tests.support.published import PUBLISHED_DIT  # noqa: E402
@@ -36,9 +37,10 @@ Tokens = dict[str, torch.Tensor]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
+    need_card()
     with torch.device("meta"):
         dit = DiT(PUBLISHED_DIT)
     fill_random(dit, DEVICE, torch.bfloat16, keep=KEEP_STORED)
@@ -98,4 +100,4 @@ def _convert(dit: DiT, old: torch.dtype, new: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -8,7 +8,6 @@ copy of as many bytes. `products` are the block's matrix products in their possi
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -33,22 +32,28 @@ from comfyui_ltx25.kernels import (  # noqa: E402
     rms_adaln,
 )
 from comfyui_ltx25.kernels.rms_adaln import Norm  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
+from comfyui_ltx25.ltx25.errors import InputError  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
+from comfyui_ltx25.tests.bench.program import need_card, program  # noqa: E402
 
 DEVICE, D, HEADS, TEXT = torch.device("cuda"), 4096, 32, 1024
 Case = tuple[str, Callable[[], object], Callable[[], object] | None, float, float]  # name, op, twin, bytes, FLOP
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="*", default=[1344, 5376, 7488])
     parser.add_argument("--only", nargs="*", default=None, help="parts of case names")
     options = parser.parse_args()
+    need_card()
+    seen: set[str] = set()
     with torch.inference_mode():
         copied = _copy_rate()
         for tokens in (None, *options.tokens):
             for name, op, twin, moved, flop in changes_of_weights() if tokens is None else (*row_ops(tokens), *products(tokens)):
+                seen.add(name)
                 if options.only and not any(part in name for part in options.only):
                     continue
                 seconds = _seconds(op)
@@ -60,6 +65,9 @@ def main() -> None:
                 else:
                     line["copy_share"] = round(moved / seconds / copied, 3)
                 print(json.dumps(line | {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "revision": query(revision)}), flush=True)
+    unknown = [part for part in options.only or () if not any(part in name for name in seen)]
+    if unknown:
+        raise InputError(f"--only {' '.join(unknown)} is no part of a case's name; there are {', '.join(sorted(seen))}.")
 
 
 def row_ops(tokens: int) -> Iterator[Case]:
@@ -176,4 +184,4 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

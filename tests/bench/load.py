@@ -9,7 +9,6 @@ it held before. --cold: without reading the file into the page cache first.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,19 +21,23 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25.checkpoint import read_header, read_tensors  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
+from comfyui_ltx25.ltx25.cli.render import chosen_device  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import host_now  # noqa: E402
+from comfyui_ltx25.tests.bench.program import program  # noqa: E402
 from comfyui_ltx25.tests.support.files import tensor_bytes  # noqa: E402
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    device = torch.device(options.device)
-    torch.zeros(1, device=device)
+    device = chosen_device(options.device)
+    for path in options.files:
+        read_header(path)  # refuses what is no such file before anything is measured
     for path in options.files:
         for _ in range(options.repeat):
             if not options.cold:
@@ -92,4 +95,4 @@ def machine(device: torch.device) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25.cli import main as ltx25  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
 from comfyui_ltx25.ltx25.cli.render import SLOTS, chosen_device, chosen_files, flag  # noqa: E402
 from comfyui_ltx25.ltx25.engine import Engine  # noqa: E402
+from comfyui_ltx25.ltx25.errors import InputError  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import machine  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.history import Run, read_runs  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import host_now  # noqa: E402
@@ -33,14 +36,15 @@ from comfyui_ltx25.ltx25.instrument.plan_text import usual_stg_blocks  # noqa: E
 from comfyui_ltx25.ltx25.instrument.planner import Plan, Planner  # noqa: E402
 from comfyui_ltx25.ltx25.parts import open_parts  # noqa: E402
 from comfyui_ltx25.ltx25.request import Request  # noqa: E402
+from comfyui_ltx25.tests.bench.program import program  # noqa: E402
 
 STEPS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seen", nargs="+", default=["128x96x25", "256x160x49", "384x256x97"], metavar="WxHxF")
-    parser.add_argument("--unseen", nargs="+", default=["320x192x73", "512x320x97"], metavar="WxHxF")
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seen", nargs="+", type=clip_of, default=["128x96x25", "256x160x49", "384x256x97"], metavar="WxHxF")
+    parser.add_argument("--unseen", nargs="+", type=clip_of, default=["320x192x73", "512x320x97"], metavar="WxHxF")
     parser.add_argument("--one-process", action="store_true")
     parser.add_argument("--device", default="auto")
     for slot in SLOTS:
@@ -60,6 +64,12 @@ def main() -> None:
             print(json.dumps(told(clip, *plans, render(clip, runs, options)) | {"one_process": options.one_process, **machine(chosen_device(options.device))}), flush=True)
 
 
+def clip_of(text: str) -> str:
+    if not re.fullmatch(r"\d+x\d+x\d+", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no clip; write width, height and frames like 128x96x25.")
+    return text
+
+
 def render(clip: str, runs: Path, options: argparse.Namespace) -> Run:
     width, height, frames = clip.split("x")
     files = [word for slot in SLOTS if getattr(options, slot) for word in (flag(slot), str(getattr(options, slot)))]
@@ -67,10 +77,12 @@ def render(clip: str, runs: Path, options: argparse.Namespace) -> Run:
     words += ["--steps", str(STEPS), "--runs", str(runs), "--device", options.device, "--quiet", *files]
     if options.one_process:
         with contextlib.redirect_stdout(sys.stderr):
-            ltx25(words)
+            code = ltx25(words)
     else:
-        code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import conftest; from comfyui_ltx25.ltx25.cli import main; sys.exit(main(sys.argv[1:]))"
-        subprocess.run([sys.executable, "-c", code, str(Path(__file__).resolve().parents[1]), *words], check=True, stdout=sys.stderr, env=os.environ)
+        script = "import sys; sys.path.insert(0, sys.argv.pop(1)); import conftest; from comfyui_ltx25.ltx25.cli import main; sys.exit(main(sys.argv[1:]))"
+        code = subprocess.run([sys.executable, "-c", script, str(Path(__file__).resolve().parents[1]), *words], stdout=sys.stderr, env=os.environ).returncode
+    if code:
+        raise InputError(f"the render of {clip} ended with code {code}, as it says above.")
     return read_runs(runs)[0][-1]
 
 
@@ -95,4 +107,4 @@ def told(clip: str, planned: Plan, arithmetic: Plan, run: Run) -> dict[str, obje
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -8,7 +8,6 @@ The text encoder carries the tiny tokenizer: its ids are legal in the published 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -24,8 +23,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
 from comfyui_ltx25.ltx25.checkpoint.header import DTYPES  # noqa: E402
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
+from comfyui_ltx25.ltx25.cli.render import chosen_device  # noqa: E402
 from comfyui_ltx25.ltx25.tiny.tokenizer import tokenizer_json  # noqa: E402
 from comfyui_ltx25.ltx25.tiny.weights import make  # noqa: E402
+from comfyui_ltx25.tests.bench.program import program  # noqa: E402
 from comfyui_ltx25.tests.support.files import fixture  # noqa: E402
 
 WRITERS = 8  # one alone fills fresh pages of a file at 1 to 2 GB/s
@@ -43,11 +45,12 @@ FILES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="*", choices=FILES, default=["transformer", "text_encoder", "video_vae", "audio_vae"])
     options = parser.parse_args()
+    chosen_device(options.device)
     for part in options.only:
         folder, name = FILES[part]
         path = options.folder / folder / f"{name}.safetensors"
@@ -110,4 +113,4 @@ def _value(name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

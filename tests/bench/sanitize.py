@@ -10,7 +10,6 @@ Kernels are compiled before, by the guard bands, and come from Triton's cache.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -24,8 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.header import revision  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
+from comfyui_ltx25.tests.bench.program import program  # noqa: E402
 from comfyui_ltx25.tests.support.guarded import check, guarded_check, ops, why_not  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,7 +37,7 @@ TOLD = 12  # lines of a tool's report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=None, help="ops")
     parser.add_argument("--sanitizer", default=None, help="path of compute-sanitizer; else it is looked for")
     parser.add_argument("--under", action="store_true", help="run the cases and nothing else: what a sanitizer is given")
@@ -117,4 +118,4 @@ def _first_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

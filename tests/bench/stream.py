@@ -21,13 +21,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.ltx25.cli.arguments import Parser, parsed  # noqa: E402
 from comfyui_ltx25.ltx25.connector import Conditioning  # noqa: E402
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob  # noqa: E402
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance  # noqa: E402
 from comfyui_ltx25.ltx25.instrument import DeviceMeter, Sink, Watch  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import host_now  # noqa: E402
+from comfyui_ltx25.ltx25.instrument.plan_text import parse_size  # noqa: E402
 from comfyui_ltx25.ltx25.latents import empty_latents  # noqa: E402
 from comfyui_ltx25.ltx25.shapes import VideoShape  # noqa: E402
+from comfyui_ltx25.tests.bench.program import need_card, program  # noqa: E402
 from comfyui_ltx25.tests.bench.published_files import FILES  # noqa: E402
 
 GIB = 1 << 30
@@ -50,10 +53,10 @@ class Phases(Sink):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cap-gib", type=float, required=True)
-    parser.add_argument("--size", default="768x448")
+    parser.add_argument("--size", type=parsed(parse_size), default=(768, 448))
     parser.add_argument("--frames", type=int, default=25)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--residency", default="auto", choices=("auto", "stream"))
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--lora", type=Path)
     parser.add_argument("--skip-text", action="store_true")
     options = parser.parse_args()
+    need_card()
     device = torch.device("cuda")
     link = link_rate(device)
     resident = None
@@ -93,7 +97,7 @@ def sample(options: argparse.Namespace, device: torch.device, residency: str) ->
     phase, load = sink.phases["sample"], sink.phases["load.read"]
     step = statistics.median(clip.seconds[1:])
     row = {
-        "size": options.size,
+        "size": "{}x{}".format(*options.size),
         "frames": options.frames,
         "tokens": phase.facts["tokens"],
         "legs": len(clip.legs[0]),
@@ -136,7 +140,7 @@ def text(engine: Engine) -> dict[str, object]:
 
 
 def job(engine: Engine, options: argparse.Namespace) -> SampleJob:
-    width, height = map(int, options.size.split("x"))
+    width, height = options.size
     video, audio = empty_latents(VideoShape(options.frames, height, width), 24.0, 1, engine.compression)
     contexts = [Conditioning(*(torch.randn(1, 1024, size) for size in engine.context_widths), ()) for _ in range(2)]
     guided = [Bins.constant(Guidance(cfg, 1.0, 3.0, 0.7, frozenset([28]), 0)) for cfg in (3.0, 7.0)]
@@ -159,4 +163,4 @@ def link_rate(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -10,7 +10,6 @@ device worked. first_s: the process's very first prompt, which compiles and tabl
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conftest  # noqa: E402, F401  registers the checkout as comfyui_ltx25
+from comfyui_ltx25.ltx25.cli.arguments import Parser  # noqa: E402
 from comfyui_ltx25.ltx25.config.connector import ConnectorStream  # noqa: E402
 from comfyui_ltx25.ltx25.config.text import FeatureConfig  # noqa: E402
 from comfyui_ltx25.ltx25.connector import Connector, Connectors  # noqa: E402
@@ -31,6 +31,7 @@ from comfyui_ltx25.ltx25.instrument.memory import query  # noqa: E402
 from comfyui_ltx25.ltx25.replay import Replay  # noqa: E402
 from comfyui_ltx25.ltx25.text import SHORT, FeatureProjection, Tower, run_length  # noqa: E402
 from comfyui_ltx25.tests.bench.busy import busy_share  # noqa: E402
+from comfyui_ltx25.tests.bench.program import need_card, program  # noqa: E402
 from comfyui_ltx25.tests.support.published import PUBLISHED_TOWER  # noqa: E402
 from comfyui_ltx25.tests.support.random_weights import fill_random  # noqa: E402
 
@@ -38,11 +39,12 @@ DEVICE, LENGTH = torch.device("cuda"), 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="*", default=[200, 1024])
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--busy", action="store_true")
     options = parser.parse_args()
+    need_card()
     features = FeatureConfig(PUBLISHED_TOWER.hidden, PUBLISHED_TOWER.states, 4096, 2048)
     with torch.device("meta"):
         modules = [Tower(PUBLISHED_TOWER), FeatureProjection(features)]
@@ -106,4 +108,4 @@ def _milliseconds(run: Callable[[], object], repeat: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)
