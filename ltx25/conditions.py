@@ -63,7 +63,7 @@ def check_together(conditions: Sequence[Condition], streams: Collection[str]) ->
     """Raise InputError for items that cannot be together on a latent with these streams. Looks at no tensor."""
     kept = {item.stream for item in conditions if isinstance(item, Frozen)}
     if kept and kept >= set(streams):
-        raise InputError(f"nothing is left to make: the {' and the '.join(streams)} {'is' if len(streams) == 1 else 'are'} to stay exactly as given; leave one of these conditions out.")
+        raise InputError(f"nothing is left to make: the {' and the '.join(streams)} {'is' if len(streams) == 1 else 'are'} to stay exactly as given; leave one of these conditions out, or sample the clip between them.")
     for item in conditions:
         if item.stream in kept and item.makes:
             raise InputError(f"the {item.stream} is to stay exactly as it is, and {item.makes}; leave one of the two out, or sample the clip between them.")

@@ -24,7 +24,7 @@ import torch
 
 from ..kernels.attention import choices
 from .audio.decode import decode_audio
-from .audio.encode import encode_audio
+from .audio.encode import check_sound, encode_audio
 from .checkpoint import Header
 from .config.transformer import CONNECTOR_TENSORS
 from .config.upscaler import UpscalerConfig
@@ -306,8 +306,9 @@ class Engine:
     @torch.inference_mode()
     def encode_audio(self, wave: torch.Tensor, rate: int, watch: Watch) -> torch.Tensor:
         """Sound (B, channels, N) at `rate` Hz -> latent (B, c, n, bins) float32 CPU, 25 frames a second. Raises InputError."""
+        check_sound(wave, rate)
         part = self._optional.audio_encoder()
-        working = hearing_bytes(self._opened.audio.vae, wave.shape[-1], max(rate, 1))
+        working = hearing_bytes(self._opened.audio.vae, wave.shape[-1], rate)
         return self._in_room(part, working, "this sound", watch, lambda: encode_audio(part["encoder"], wave, rate, watch))
 
     def upscaler(self, file: Path) -> tuple[Header, UpscalerConfig]:

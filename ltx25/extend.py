@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from .conditions import Condition, Frozen, TemporalRegions
 from .errors import InputError
+from .latents import audio_positions, mask_tokens, video_positions
 from .shapes import AudioLatentShape, Compression, VideoLatentShape
 
 
@@ -35,8 +38,7 @@ def extend(
     """
     if frames < compression.frames or frames % compression.frames:
         raise InputError(f"{frames} frames cannot be added, wanted a multiple of {compression.frames} from {compression.frames} on.")
-    shape = VideoLatentShape(*video.shape[1:])
-    whole = shape.pixels(compression).frames + frames
+    whole = _shape(video).pixels(compression).frames + frames
     made = Longer(
         _longer(video, compression.latent_frames(whole)),
         None,
@@ -49,6 +51,42 @@ def extend(
     return made._replace(audio=_longer(audio, wanted), audio_mask=_mask(audio, audio_mask, wanted))
 
 
+class Settled(NamedTuple):
+    """Conditions, and the noise masks of both streams; a mask is None where there is none."""
+
+    conditions: tuple[Condition, ...]
+    video_mask: torch.Tensor | None
+    audio_mask: torch.Tensor | None
+
+
+def settled(
+    conditions: Sequence[Condition],
+    video: torch.Tensor,
+    audio: torch.Tensor | None,
+    video_mask: torch.Tensor | None,
+    audio_mask: torch.Tensor | None,
+    frame_rate: float,
+    compression: Compression,
+) -> Settled:
+    """What keeps a stream, whole or outside of stretches, as masks of the clip as it is now, for a clip that grows.
+
+    Kept as conditions they would keep the part that is added, too, which is empty. Grids and masks as in `extend`.
+    """
+    masks = {"video": video_mask, "audio": audio_mask}
+    grids = {"video": video} if audio is None else {"video": video, "audio": audio}
+    for name, grid in grids.items():
+        items = [item for item in conditions if item.stream == name]
+        if any(isinstance(item, Frozen) for item in items):
+            masks[name] = torch.zeros(1, 1, *grid.shape[2:])
+        windows = [window for item in items if isinstance(item, TemporalRegions) for window in item.windows]
+        if windows:
+            shape = _shape(grid)
+            positions = video_positions(shape, compression, frame_rate) if name == "video" else audio_positions(shape)
+            made = _by_token(grid, TemporalRegions(name, tuple(windows)).touched(positions).float())
+            masks[name] = made if masks[name] is None else made * _fitting(grid, masks[name])
+    return Settled(tuple(item for item in conditions if not isinstance(item, (Frozen, TemporalRegions))), masks["video"], masks["audio"])
+
+
 def _longer(grid: torch.Tensor, wanted: int) -> torch.Tensor:
     more = grid.new_zeros(*grid.shape[:2], wanted - grid.shape[2], *grid.shape[3:])
     return torch.cat([grid, more], 2)
@@ -57,9 +95,19 @@ def _longer(grid: torch.Tensor, wanted: int) -> torch.Tensor:
 def _mask(grid: torch.Tensor, mask: torch.Tensor | None, wanted: int) -> torch.Tensor:
     """(1, 1, frames, ...) float32: old frames kept, or as their own mask says; new ones made."""
     size = grid.shape[2:]
-    old = torch.zeros(1, 1, *size) if mask is None else mask.float()[:1].amax(1, keepdim=True)
-    if tuple(old.shape[2:]) != tuple(size):
-        if any(had not in (1, want) for had, want in zip(old.shape[2:], size, strict=True)):
-            raise InputError(f"the noise_mask {tuple(old.shape)} does not fit the latent {tuple(grid.shape)}; extend first and set the mask after.")
-        old = old.expand(1, 1, *size)
+    old = torch.zeros(1, 1, *size) if mask is None else _fitting(grid, mask)
     return torch.cat([old, torch.ones(1, 1, wanted - size[0], *size[1:])], 2)
+
+
+def _fitting(grid: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A noise mask as (1, 1, frames, ...) float32 of the grid's size, as the sampler reads it."""
+    return _by_token(grid, mask_tokens(mask, _shape(grid)))
+
+
+def _by_token(grid: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Values per token (T,) as (1, 1, frames, ...) of the grid's size: a token of sound is a whole latent frame."""
+    return values.reshape(1, 1, *grid.shape[2:] if grid.ndim == 5 else (-1, 1)).expand(1, 1, *grid.shape[2:])
+
+
+def _shape(grid: torch.Tensor) -> VideoLatentShape | AudioLatentShape:
+    return (VideoLatentShape if grid.ndim == 5 else AudioLatentShape)(*grid.shape[1:])

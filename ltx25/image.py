@@ -21,7 +21,7 @@ def prepare_images(images: torch.Tensor, height: int, width: int, crf: int) -> t
     """Pictures (F, H, W, 1 to 4) of any size in 0..1 -> (F, height, width, 3) float32 CPU in 0..1. The input is not changed.
 
     Grey becomes three equal channels, alpha is dropped, values beyond 0..1 are held there. Raises InputError for other
-    shapes, for values that are not finite and for a crf outside 0 (off) to 51.
+    shapes, for whole numbers, for values that are not finite and for a crf outside 0 (off) to 51.
     """
     return cover(compress(rgb(images), crf), height, width)
 
@@ -32,6 +32,8 @@ def rgb(images: torch.Tensor) -> torch.Tensor:
         images = images[..., None]
     if images.ndim != 4 or 0 in images.shape or images.shape[-1] > 4:
         raise InputError(f"the picture has shape {tuple(images.shape)}, wanted (frames, height, width, 1 to 4 channels); connect an IMAGE.")
+    if not images.is_floating_point():
+        raise InputError(f"the picture has values of type {str(images.dtype).removeprefix('torch.')}, wanted floating-point ones in 0 to 1; divide them by the highest value of their type.")
     images = images.detach().to("cpu", torch.float32)
     bad = int((~torch.isfinite(images)).sum())
     if bad:

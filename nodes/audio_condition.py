@@ -9,11 +9,11 @@ from comfy_api.latest import io
 
 from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRegions, check_window
 from ..ltx25.errors import InputError
-from ..ltx25.extend import extend
+from ..ltx25.extend import extend, settled
 from ..ltx25.latents import audio_positions, video_positions
 from ..ltx25.moments import parse_stretches
 from ..ltx25.shapes import PUBLISHED_COMPRESSION, AudioLatentShape, VideoLatentShape
-from .bridge import EXTENSION, FRAME_RATE, Latents, extension_made, join, split, with_conditions
+from .bridge import EXTENSION, FRAME_RATE, Latents, empty, extension_made, join, split, whole_mask, with_conditions
 from .encode import encode_soundtrack, sound_of
 from .load import EngineType
 from .run import node_run
@@ -50,15 +50,16 @@ class LTX25AudioCondition(io.ComfyNode):
     def execute(cls, engine, latent, audio, mode="soundtrack", strength=1.0) -> io.NodeOutput:
         parts = split(latent)
         with node_run(engine.engine, bar="encode.audio") as run:
+            wave, rate = sound_of(audio)
+            batch = len(parts.audio if parts.video is None else parts.video)
+            if len(wave) not in (1, batch):
+                raise InputError(f"{len(wave)} sounds were given for {batch} clip(s), wanted one, or one for each.")
             if mode == "voice":
-                wave, rate = sound_of(audio)
                 return io.NodeOutput(with_conditions(latent, ReferenceAudio(engine.engine.encode_audio(wave, rate, run.watch), strength)))
             if parts.video is None:
                 raise InputError("The latent holds audio only: with a soundtrack kept there is nothing left to make; use Empty LTX-2.5 Latent.")
-            batch, frames = len(parts.video), engine.engine.video_shape(parts.video).frames
-            sound = encode_soundtrack(engine.engine, audio, frames, parts.frame_rate or FRAME_RATE, run.watch)
-        if len(sound) not in (1, batch):
-            raise InputError(f"{len(sound)} sounds were given for {batch} clip(s), wanted one, or one for each.")
+            frames = engine.engine.video_shape(parts.video).frames
+            sound = encode_soundtrack(engine.engine, wave, rate, frames, parts.frame_rate or FRAME_RATE, run.watch)
         samples = join(parts.video, sound.expand(batch, -1, -1, -1).to(parts.video.device))
         return io.NodeOutput(with_conditions({**latent, "samples": samples}, Frozen("audio")))
 
@@ -92,6 +93,9 @@ class LTX25Retake(io.ComfyNode):
         for name in made:
             for start, end in windows:
                 check_window(name, start, end, ends[name])
+        for name in there:
+            if empty(getattr(parts, name)):
+                raise InputError(f"the {name} of the latent, or its end, is still empty, so there is nothing to keep around a stretch; sample the clip first, or connect LTX-2.5 Retake before it is made longer.")
         kept = [Frozen(name) for name in there if name not in made]
         return io.NodeOutput(with_conditions(latent, *(TemporalRegions(name, windows) for name in made), *kept))
 
@@ -122,11 +126,17 @@ class LTX25Extend(io.ComfyNode):
             raise InputError("The latent holds audio only, and a clip with video is wanted; use Encode Video VAE or LTX-2.5 Sampler.")
         if parts.clip_frames is not None:
             raise InputError("The clip is padded for keyframes in segments, and what is added would follow the padding; connect it to LTX-2.5 Temporal Rounds first.")
-        longer = extend(parts.video, parts.audio, parts.video_mask, parts.audio_mask, frames, parts.frame_rate or FRAME_RATE, engine.engine.compression)
-        out: dict[str, Any] = with_conditions(latent, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else []))
+        if empty(parts.video) and EXTENSION not in latent:
+            raise InputError("There is no clip to make longer yet, the video of the latent is empty; use Encode Video VAE or LTX-2.5 Sampler, or ask for all frames in Empty LTX-2.5 Latent.")
+        rate, compression = parts.frame_rate or FRAME_RATE, engine.engine.compression
+        kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, rate, compression)
+        audio_mask = kept.audio_mask
+        if audio_mask is None and parts.audio is not None and empty(parts.audio):  # a given picture without sound: all of it is made
+            audio_mask = whole_mask(parts.audio)
+        longer = extend(parts.video, parts.audio, kept.video_mask, audio_mask, frames, rate, compression)
         mask = join(longer.video_mask, longer.audio_mask)
-        out.update(samples=join(longer.video, longer.audio), noise_mask=mask, **{EXTENSION: mask})
-        return io.NodeOutput(out)
+        out: dict[str, Any] = {**latent, "samples": join(longer.video, longer.audio), "noise_mask": mask, EXTENSION: mask, "conditions": kept.conditions}
+        return io.NodeOutput(with_conditions(out, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else [])))
 
 
 def _ends(parts: Latents) -> dict[str, float]:

@@ -100,8 +100,17 @@ def finished(latent: dict[str, Any]) -> dict[str, Any]:
 def extension_made(latent: dict[str, Any]) -> dict[str, Any]:
     """`finished`, where a host's sampler made what was added: that keeps every key. Empty, it is still to be made."""
     video, _ = streams(latent["samples"])
-    made = video is not None and bool(video[:, :, -1].any())
-    return finished(latent) if made and EXTENSION in latent else latent
+    return finished(latent) if EXTENSION in latent and video is not None and not empty(video) else latent
+
+
+def empty(grid: torch.Tensor) -> bool:
+    """Whether a stream, (B, C, t, h, w) or (B, c, n, bins), is still to be made, or its end is: an encoded one is never all zeros."""
+    return not bool(grid[:, :, -1].any())
+
+
+def whole_mask(grid: torch.Tensor) -> torch.Tensor:
+    """The noise mask (1, 1, frames, ...) that makes all of a stream."""
+    return torch.ones(1, 1, *grid.shape[2:])
 
 
 def keyframes_out(latent: torch.Tensor, frames: tuple[int, ...], frame_rate: float, seed: int) -> dict[str, Any]:

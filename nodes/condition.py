@@ -12,12 +12,12 @@ from ..ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, 
 from ..ltx25.dfr import Canvas
 from ..ltx25.engine import Engine
 from ..ltx25.errors import InputError
-from ..ltx25.extend import extend
+from ..ltx25.extend import extend, settled
 from ..ltx25.image import CRF, WORST_CRF, every_other, prepare_images
 from ..ltx25.lora import DOWNSCALE, TEMPORAL, reference_factor
 from ..ltx25.moments import parse_frames
 from ..ltx25.shapes import Compression, VideoShape, evenly_spaced_frames
-from .bridge import FRAME_RATE, Latents, join, keyframes_in, split, with_conditions
+from .bridge import EXTENSION, FRAME_RATE, Latents, join, keyframes_in, split, whole_mask, with_conditions
 from .load import EngineType
 from .run import node_run
 
@@ -66,8 +66,7 @@ class LTX25ImageCondition(io.ComfyNode):
         pictures = prepare_images(image, clip.size.height, clip.size.width, crf)
         with node_run(engine.engine, bar="encode.video") as run:
             encoded = torch.cat([engine.engine.encode_video(picture, run.watch) for picture in pictures.split(1)])
-        padded = clip.parts.clip_frames is not None  # counted from the end now: of a padded clip that is another frame later
-        return io.NodeOutput(with_conditions(latent, Image(encoded, at if padded else frame, strength)))
+        return io.NodeOutput(with_conditions(latent, Image(encoded, at, strength)))  # of this clip, however long it becomes
 
 
 class LTX25VideoCondition(io.ComfyNode):
@@ -159,8 +158,9 @@ class LTX25KeyframeSlots(io.ComfyNode):
         clip = Clip.of(engine.engine, latent)
         if grid == "segments":
             canvas = Canvas.of(clip.whole)
-            latent, at = _padded(latent, clip, canvas.frames, engine.engine.compression), canvas.keyframes
-            return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at)))))
+            at = canvas.keyframes
+            told = with_conditions(latent, KeyframeSlots(at, None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at))))
+            return io.NodeOutput(_padded(told, clip, canvas.frames, engine.engine.compression))
         at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
         if not at:
             return io.NodeOutput(latent)
@@ -204,21 +204,24 @@ def _video(parts: Latents) -> torch.Tensor:
 
 
 def _padded(latent: dict[str, Any], clip: Clip, frames: int, compression: Compression) -> dict[str, Any]:
-    """The clip with room for `frames`, all of it to be made; how many were asked for is noted."""
-    parts = clip.parts
+    """The clip with room for `frames`, what is added to be made; how many were asked for is noted. A kept sound stays as it is."""
     if frames == clip.whole:
         return latent
-    video_mask, audio_mask = (_mask(grid, mask) for grid, mask in ((parts.video, parts.video_mask), (parts.audio, parts.audio_mask)))
-    longer = extend(parts.video, parts.audio, video_mask, audio_mask, frames - clip.whole, parts.frame_rate or FRAME_RATE, compression)
-    told = tuple(replace(item, frame=pixel_frame(item.frame, clip.size.frames)) if isinstance(item, Image) else item for item in parts.conditions)
+    parts = split(latent)
+    rate = parts.frame_rate or FRAME_RATE
+    kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, rate, compression)
+    video_mask, audio_mask = (
+        whole_mask(grid) if grid is not None and mask is None else mask for grid, mask in ((parts.video, kept.video_mask), (parts.audio, kept.audio_mask))
+    )
+    longer = extend(parts.video, parts.audio, video_mask, audio_mask, frames - clip.whole, rate, compression)
+    # counted from the end of the clip itself: a loop's last frame is not that of the padding
+    told = tuple(replace(item, frame=pixel_frame(item.frame, clip.size.frames)) if isinstance(item, KeyframeIndex) else item for item in kept.conditions)
     out = {**latent, "samples": join(longer.video, longer.audio), "clip_frames": clip.size.frames, "conditions": told}
-    if "noise_mask" in latent:
+    if len(told) < len(parts.conditions):
+        out["noise_mask"] = out[EXTENSION] = join(longer.video_mask, longer.audio_mask)
+    elif "noise_mask" in latent:
         out["noise_mask"] = join(longer.video_mask, longer.audio_mask)
     return out
-
-
-def _mask(grid: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
-    return torch.ones(1, 1, *grid.shape[2:]) if grid is not None and mask is None else mask
 
 
 class _Encoder:
@@ -240,7 +243,7 @@ class _Encoder:
 
 def _whole(images: torch.Tensor, clip: Clip) -> torch.Tensor:
     if len(images) < clip.size.frames:
-        raise InputError(f"the video has {len(images)} frames and the clip {clip.size.frames}; make the latent {max(1, (len(images) - 1) // 8 * 8 + 1)} frames long.")
+        raise InputError(f"the video has {len(images)} frames and the clip {clip.size.frames}; set frames of the latent to {max(1, (len(images) - 1) // 8 * 8 + 1)}, or bring a longer video.")
     return images[: clip.size.frames]
 
 

@@ -3,6 +3,7 @@
 import torch
 from comfy_api.latest import io
 
+from ..ltx25.audio.encode import check_sound
 from ..ltx25.engine import Engine
 from ..ltx25.errors import InputError
 from ..ltx25.image import rgb
@@ -42,7 +43,7 @@ class EncodeVideoVAE(io.ComfyNode):
             frames = engine.engine.video_shape(video).frames
             if frames != len(images):
                 run.tell([f"{len(images)} frames are not 8 n + 1: the last {len(images) - frames} are left out, {frames} are encoded."])
-            sound = None if audio is None else encode_soundtrack(engine.engine, audio, frames, frame_rate, run.watch)
+            sound = None if audio is None else encode_soundtrack(engine.engine, *sound_of(audio), frames, frame_rate, run.watch)
         return io.NodeOutput({"samples": join(video, sound), "frame_rate": float(frame_rate)})
 
 
@@ -71,13 +72,14 @@ class EncodeAudioVAE(io.ComfyNode):
 
 
 def sound_of(audio) -> tuple[torch.Tensor, int]:
-    """(B, channels, N) float32 and Hz of an AUDIO."""
+    """(B, channels, N) float32 and Hz of an AUDIO. Raises InputError for one that is none."""
     if audio is None or audio["waveform"].numel() == 0:
         raise InputError("the audio is empty: its file or video has no sound; connect one that has.")
-    return audio["waveform"].to("cpu", torch.float32), int(audio["sample_rate"])
+    wave, rate = audio["waveform"], int(audio["sample_rate"])
+    check_sound(wave, rate)
+    return wave.to("cpu", torch.float32), rate
 
 
-def encode_soundtrack(engine: Engine, audio, frames: int, frame_rate: float, watch: Watch) -> torch.Tensor:
-    """Sound as the audio latent (B, c, n, bins) of a clip of `frames` frames: one clock for both."""
-    wave, rate = sound_of(audio)
+def encode_soundtrack(engine: Engine, wave: torch.Tensor, rate: int, frames: int, frame_rate: float, watch: Watch) -> torch.Tensor:
+    """Sound (B, channels, N) at `rate` Hz as the audio latent (B, c, n, bins) of a clip of `frames` frames: one clock for both."""
     return fit_latent(engine.encode_audio(fit_wave(wave, rate, frames, frame_rate), rate, watch), frames, frame_rate)

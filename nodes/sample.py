@@ -10,9 +10,11 @@ from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..ltx25.conditions import KeyframeSlots
 from ..ltx25.engine import Engine, Sampled, SampleJob
+from ..ltx25.errors import InputError
 from ..ltx25.instrument.units import path_text
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
+from ..ltx25.shapes import AudioLatentShape
 from .bridge import Latents, finished, join, keyframes_out, split
 from .guider import own_guider
 from .run import NodeRun, node_run
@@ -117,6 +119,7 @@ class LTX25Sampler(io.ComfyNode):
         token_shift=False,
     ) -> io.NodeOutput:
         engine, parts = own_guider(guider).handle.engine, split(latent)
+        _check_clock(engine, parts, frame_rate)
         if sigmas is not None:
             schedule, levels = None, tuple(float(sigma) for sigma in sigmas)
         else:
@@ -130,6 +133,18 @@ class LTX25Sampler(io.ComfyNode):
         out = {key: value for key, value in kept.items() if key not in CONSUMED}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
         return io.NodeOutput(out, report(sampled, run), _keyframes(sampled, parts, out))
+
+
+def _check_clock(engine: Engine, parts: Latents, frame_rate: float) -> None:
+    """Raise InputError for a frame rate at which picture and sound of the latent are not equally long: one would be cut."""
+    if not frame_rate or parts.frame_rate in (None, frame_rate) or parts.video is None or parts.audio is None:
+        return
+    frames, sound = engine.video_shape(parts.video).frames, parts.audio.shape[2]
+    if AudioLatentShape.of_clip(frames, frame_rate).frames != sound:
+        raise InputError(
+            f"the sound of the latent is as long as {frames} frames at {parts.frame_rate:g} a second, and frame_rate is {frame_rate:g}; set it to 0, "
+            f"and frame_rate to {frame_rate:g} in Empty LTX-2.5 Latent or Encode Video VAE."
+        )
 
 
 def _keyframes(sampled: Sampled, parts: Latents, clip: dict[str, Any]) -> Any:

@@ -35,8 +35,7 @@ def encode_audio(model: SoundEncoder, wave: torch.Tensor, rate: int, watch: Watc
     n = ceil((1 + N' // 160) / 4) for N' samples at 16 kHz. Any layout and rate; the level is taken as it is.
     Raises InputError for an empty clip, another shape, an impossible rate or samples that are not finite.
     """
-    if not 1 <= rate <= MAX_RATE:
-        raise InputError(f"the audio has a sample rate of {rate} Hz, wanted 1 to {MAX_RATE}; use another clip.")
+    check_sound(wave, rate)
     wave = stereo(wave)
     parameter = next(model.parameters())
     mel_frames = max(1 + -(-wave.shape[-1] * model.config.vae.rate // rate) // model.config.vae.hop, 1)
@@ -53,3 +52,11 @@ def encode_audio(model: SoundEncoder, wave: torch.Tensor, rate: int, watch: Watc
         if not latent.isfinite().all():
             raise InputError("encode.audio made a latent that is not finite; the audio VAE file is damaged.")
     return latent
+
+
+def check_sound(wave: torch.Tensor, rate: int) -> None:
+    """Raise InputError for an impossible rate in Hz, and for samples that are no fractions of the full level."""
+    if not 1 <= rate <= MAX_RATE:
+        raise InputError(f"the audio has a sample rate of {rate} Hz, wanted 1 to {MAX_RATE}; use another clip.")
+    if not wave.is_floating_point():
+        raise InputError(f"the audio has samples of type {str(wave.dtype).removeprefix('torch.')}, wanted floating-point ones in -1 to 1; divide them by the highest value of their type.")

@@ -321,6 +321,72 @@ def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, in
     assert third[0] != first[0] and third[1] == first[1]
 
 
+@pytest.mark.parametrize("kind", ["LTX25Extend", "LTX25KeyframeSlots"])
+def test_a10_a_kept_sound_is_kept_as_far_as_it_goes_where_the_clip_becomes_longer(host, api, given, find, inspect, kind):
+    """17 -> 25 frames, the padding of diffusion fidelity rendering or an extension: what is added is made, with every seed anew."""
+    prompt = api("audio_to_video_tiny")
+    load, sampler, told = (find(prompt, kind) for kind in ("LoadLTX25Checkpoint", "LTX25Sampler", "LTX25AudioCondition"))
+    if kind == "LTX25Extend":
+        prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[17, 64, 96, 3]"}}
+        prompt["clip"] = {"class_type": "EncodeVideoVAE", "inputs": {"engine": [load, 0], "images": ["any", 0], "frame_rate": 24.0}}
+        prompt[told]["inputs"]["latent"] = ["clip", 0]
+    widgets = {"frames": 8, "loop": False} if kind == "LTX25Extend" else {"count": 3, "frames": "", "grid": "segments"}
+    prompt["longer"] = {"class_type": kind, "inputs": {"engine": [load, 0], "latent": [told, 0], **widgets}}
+    prompt[sampler]["inputs"]["latent"] = ["longer", 0]
+    prompt["other seed"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "seed": 99}}
+    for key, source in (("old", told), ("new", sampler)):
+        prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": 0, "count": 3, "audio": 18}}
+    old, new, whole, other = (inspect(prompt, key) for key in ("old", "new", sampler, "other seed"))
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    assert old(run)["samples"]["nested"][1]["digest"] == new(run)["samples"]["nested"][1]["digest"]
+    (picture, sound), (other_picture, other_sound) = (seen(run)["samples"]["nested"] for seen in (whole, other))
+    assert sound["shape"] == [1, 8, 26, 16] and sound["digest"] != other_sound["digest"] and picture["digest"] != other_picture["digest"]
+    assert "noise_mask" not in whole(run)
+
+
+CHAINS = {
+    "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
+    "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),
+    "keep, slots": (("keep", "slots"), "the video is to stay exactly as it is, and keyframes"),
+    "slots, slots": (("slots", "slots"), "given twice"),
+    "keep, soundtrack": (("keep", "soundtrack"), "nothing is left to make"),
+    "sound anew, picture anew": (("clip", "soundtrack", "retake audio"), "nothing is left to make"),
+    "retakes of both streams": (("clip", "soundtrack", "retake video", "retake"), "the audio is to stay exactly as it is, and stretches"),
+    "retake of nothing": (("retake",), "the video of the latent, or its end, is still empty"),
+    "retake of an extension": (("clip", "extend", "retake"), "still empty"),
+    "extension of nothing": (("extend",), "There is no clip to make longer yet"),
+    "voices": (("voices",), "2 sounds were given for 1 clip"),
+}
+
+
+@pytest.mark.parametrize("kinds, words", CHAINS.values(), ids=CHAINS)
+def test_what_a_clip_cannot_be_told_together_is_refused_by_the_node_that_sees_it(host, api, given, find, kinds, words):
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler, empty = ({"engine": [find(prompt, "LoadLTX25Checkpoint"), 0]}, find(prompt, "LTX25Sampler"), find(prompt, "EmptyLTX25Latent"))
+    prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[17, 64, 96, 3]"}}
+    prompt["one"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1, 64, 96, 3]"}}
+    prompt["sound"] = {"class_type": "ProbeAudio", "inputs": {"shape": "[2, 2, 9000]" if "voices" in kinds else "[1, 2, 36000]", "rate": 48000}}
+    nodes = {
+        "clip": ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0, "audio": ["sound", 0]}),
+        "keep": ("LTX25VideoCondition", {**load, "images": ["any", 0], "mode": "keep", "frame": 0, "strength": 1.0, "attention": 1.0, "downscale": 0, "temporal": 0}),
+        "picture": ("LTX25ImageCondition", {**load, "image": ["one", 0], "frame": 0, "strength": 1.0, "crf": 0}),
+        "slots": ("LTX25KeyframeSlots", {**load, "count": 1, "frames": ""}),
+        "soundtrack": ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "soundtrack", "strength": 1.0}),
+        "voices": ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "voice", "strength": 1.0}),
+        "extend": ("LTX25Extend", {**load, "frames": 8, "loop": False}),
+        **{f"retake {stream}".removesuffix(" both"): ("LTX25Retake", {"stretches": "0.1-0.2", "streams": stream}) for stream in ("both", "video", "audio")},
+    }
+    source = empty
+    for number, kind in enumerate(kinds):
+        node, inputs = nodes[kind]
+        prompt[f"told {number}"] = {"class_type": node, "inputs": inputs if kind == "clip" else {**inputs, "latent": [source, 0]}}
+        source = f"told {number}"
+    prompt[sampler]["inputs"]["latent"] = [source, 0]
+    run = host.run(prompt)
+    assert not run.ok and run.error["node_id"] == source and words in run.error["exception_message"], run.error
+    assert run.error["exception_message"].strip().count(". ") == 0
+
+
 def test_a_retake_behind_the_end_is_refused_before_anything_is_sampled(host, api, find):
     prompt = api("text_to_video_distilled_tiny")
     empty, sampler = find(prompt, "EmptyLTX25Latent"), find(prompt, "LTX25Sampler")

@@ -99,8 +99,10 @@ def test_our_keys_and_the_frame_rate_travel_with_the_latent(host, api, find, ins
     run = host.run(prompt)
     assert (latent(run)["frame_rate"], latent(run)["seed"], latent(run)["other"]) == (30.0, 9, 5)
     assert fps(run) == 30.0
-    prompt[sampler]["inputs"]["frame_rate"] = 25.0
-    assert latent(host.run(prompt))["frame_rate"] == 25.0
+    prompt[sampler]["inputs"]["frame_rate"] = 23.976  # as long a sound
+    assert latent(host.run(prompt))["frame_rate"] == 23.976
+    prompt[sampler]["inputs"]["frame_rate"] = 12.0
+    assert "and frame_rate is 12; set it to 0, and frame_rate to 12 in Empty LTX-2.5 Latent" in host.run(prompt).error["exception_message"]
 
 
 def test_native_conditioning_before_the_connectors_is_accepted(host, api, find, inspect):

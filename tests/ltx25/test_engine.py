@@ -258,6 +258,8 @@ def test_h3_sound_that_memory_cannot_hold_is_refused_before_its_vae_is_read():
         small.decode_audio(wide(1, 8, 10**9, 16), None, Watch([events]))
     with pytest.raises(InputError, match="audio encoder needs .* make this sound smaller or shorter"):
         small.encode_audio(wide(1, 2, 10**12), 48000, Watch([events]))
+    with pytest.raises(InputError, match="sample rate of -5 Hz, wanted 1 to"):  # not a word of memory
+        small.encode_audio(wide(1, 2, 10**12), -5, Watch([events]))
     assert not events.opens
 
 

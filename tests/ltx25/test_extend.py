@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25.conditions import Frozen, KeyframeIndex, TemporalRegions
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.extend import extend
+from comfyui_ltx25.ltx25.extend import extend, settled
 from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
 
 VIDEO, AUDIO = torch.randn(2, 128, 3, 2, 3), torch.randn(2, 8, 18, 16)
@@ -23,6 +24,38 @@ def test_masks_that_were_there_still_hold():
     mask = torch.zeros(1, 1, 3, 1, 1)
     mask[:, :, 1] = 1
     assert extend(VIDEO, None, mask, None, 8, 24.0, PUBLISHED_COMPRESSION).video_mask[0, 0, :, 1, 1].tolist() == [0, 1, 0, 1]
+
+
+def grown(conditions, video_mask=None, audio_mask=None):
+    """Video masks by latent frame and audio masks by latent frame of a clip that keeps `conditions` and grows by 8 frames."""
+    kept = settled(conditions, VIDEO, AUDIO, video_mask, audio_mask, 24.0, PUBLISHED_COMPRESSION)
+    longer = extend(VIDEO, AUDIO, kept.video_mask, kept.audio_mask, 8, 24.0, PUBLISHED_COMPRESSION)
+    return kept.conditions, longer.video_mask[0, 0, :, 1, 1].tolist(), longer.audio_mask[0, 0, :, 1].tolist()
+
+
+@pytest.mark.parametrize("stream, old, new", [("video", 3, 1), ("audio", 18, 8)])
+def test_a_kept_stream_is_kept_as_far_as_it_goes_and_made_from_there(stream, old, new):
+    """Also where a mask would make it: what is kept as a whole is not made in parts."""
+    rest = KeyframeIndex(VIDEO[:, :, :1], -1, 1.0, 1)
+    masks = {f"{stream}_mask": torch.ones(1, 1, *(VIDEO if stream == "video" else AUDIO).shape[2:])}
+    items, *both = grown((Frozen(stream), rest), **masks)
+    assert items == (rest,)
+    assert both[stream == "audio"] == [0.0] * old + [1.0] * new
+
+
+def test_stretches_of_a_clip_that_grows_are_made_beside_what_is_added():
+    """Several of one stream add up, and a mask that was there still holds in them."""
+    items = (TemporalRegions("video", ((0.0, 0.02),)), TemporalRegions("video", ((0.5, 0.6),)), TemporalRegions("audio", ((0.0, 0.005),)))
+    mask = torch.zeros(1, 1, 3, 1, 1)
+    mask[:, :, 1:] = 1
+    assert grown(items) == ((), [1.0, 0.0, 1.0, 1.0], [1.0] + [0.0] * 17 + [1.0] * 8)
+    assert grown(items, video_mask=mask)[1] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_mask_of_pixels_grows_like_one_of_the_latent():
+    mask = torch.zeros(1, 64, 96)
+    mask[:, 32:, 32:64] = 1
+    assert extend(VIDEO, None, mask, None, 8, 24.0, PUBLISHED_COMPRESSION).video_mask[0, 0, 2].tolist() == [[0, 0, 0], [0, 1, 0]]
 
 
 def test_video_alone_stays_alone():

@@ -91,6 +91,7 @@ def test_input_is_not_changed():
     "image, crf, words",
     [
         (torch.full((1, 8, 8, 3), torch.nan), 0, "192 values that are not finite"),
+        (torch.zeros(1, 8, 8, 3, dtype=torch.uint8), 0, "of type uint8, wanted floating-point"),
         (torch.zeros(1, 8, 8, 5), 0, "1 to 4 channels"),
         (torch.zeros(0, 8, 8, 3), 0, "wanted .frames"),
         (torch.zeros(1, 8, 8, 3), 52, "wanted 0 .off. to 51"),

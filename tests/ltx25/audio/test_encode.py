@@ -64,6 +64,7 @@ def test_a3_a_down_mix_keeps_sides_apart_and_never_clips():
         (torch.full((1, 2, 9), float("nan")), 16000, "not finite"),
         (torch.zeros(1, 2, 9), 0, "sample rate of 0 Hz"),
         (torch.zeros(1, 2, 9), -1, "sample rate of -1 Hz"),
+        (torch.zeros(1, 2, 9, dtype=torch.int16), 16000, "of type int16, wanted floating-point"),
     ],
 )
 def test_a3_audio_that_cannot_be_encoded_is_refused(model, bad, rate, message):
