@@ -241,7 +241,8 @@ class Noise:
 
     Per item one CPU generator in float32 gives the video grid, then the audio grid, as the host's RandomNoise does: the
     official code draws bfloat16 tokens on the device instead, so its clip of a seed is another one. Tokens of conditions
-    have a generator of their own. Every draw continues the sequence.
+    have a generator of their own, dealt out by time and place, so that the order of the conditions is none of the clip's
+    facts. Every draw continues the sequence.
     """
 
     def __init__(self, seed: int, drafts: Mapping[str, Draft], device: torch.device, offset: int = 0) -> None:
@@ -250,6 +251,7 @@ class Noise:
         self._device = device
         batch = next(iter(self._drafts.values())).latent.shape[0]
         self._items = [(_generator(seed + item + offset), _generator(seed + item + offset + APPENDED_SEED)) for item in range(batch)]
+        self._ranks = {name: _ranks(draft) for name, draft in self._drafts.items()}
 
     def draw(self) -> dict[str, torch.Tensor]:
         """(B, T, C) float32 per stream, on the device; the copy there is asynchronous."""
@@ -260,11 +262,25 @@ class Noise:
             for name, draft in self._drafts.items():
                 more = draft.tokens - draft.shape.tokens
                 if more:
-                    rows[name].append(torch.cat([rows[name].pop(), torch.randn((1, more, draft.latent.shape[2]), generator=appended)], 1))
+                    dealt = torch.randn((1, more, draft.latent.shape[2]), generator=appended)[:, self._ranks[name]]
+                    rows[name].append(torch.cat([rows[name].pop(), dealt], 1))
         drawn = {name: torch.cat(parts) for name, parts in rows.items()}
         if self._device.type == "cuda":
             return {name: tokens.pin_memory().to(self._device, non_blocking=True) for name, tokens in drawn.items()}
         return {name: tokens.to(self._device) for name, tokens in drawn.items()}
+
+
+def _ranks(draft: Draft) -> torch.Tensor:
+    """(K,) of the appended tokens: which comes first in time, then by rows and columns, then those that are kept more.
+
+    Tokens of one condition are in this order already.
+    """
+    clip = draft.shape.tokens
+    keys = [*draft.positions[:, clip:, 0], draft.positions[0, clip:, 1], draft.mask[clip:]]
+    order = torch.arange(draft.tokens - clip)
+    for key in reversed(keys):  # the least significant first: each sort keeps what the ones before decided
+        order = order[torch.argsort(key[order], stable=True)]
+    return torch.argsort(order)
 
 
 def _clip_noise(shape: VideoLatentShape | AudioLatentShape, generator: torch.Generator) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Conditions by their formulas; the official values are in test_denoise.py, case by case."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from comfyui_ltx25.ltx25.conditions import (
     apply,
 )
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.latents import audio_draft, video_draft
+from comfyui_ltx25.ltx25.latents import APPENDED_SEED, Noise, audio_draft, video_draft
 from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
 from comfyui_ltx25.tests.support import golden_dit as golden
 from hypothesis import assume, given, settings
@@ -64,6 +65,26 @@ def test_pictures_may_come_in_any_order():
         own, (last, ninth) = one.narrow(axis, 0, 24), one.narrow(axis, 24, 16).chunk(2, axis)
         assert torch.equal(two, torch.cat([own, ninth, last], axis)), name
     assert torch.equal(given.clean[:, :8], items[0].latent.flatten(2).mT) and given.tokens == 24 + 16
+
+
+def test_noise_beside_the_clip_is_dealt_by_time_and_place_not_by_the_order_of_conditions():
+    """Tokens of one condition have the plain draw."""
+    items = {"slots": KeyframeSlots((5, 13), None), "last": Image(IMAGE, -1, 0.5), "guide": KeyframeIndex(CLIP, 0, 0.5, 17), "reference": Reference(CLIP, 0.9, 1, 2)}
+    clip = video()
+
+    def noise(kinds):
+        """By kind, what its tokens are given."""
+        draft = apply([items[kind] for kind in kinds], {"video": clip})["video"]
+        counts = [apply([items[kind]], {"video": clip})["video"].tokens - 24 for kind in kinds]
+        return dict(zip(kinds, Noise(3, {"video": draft}, torch.device("cpu")).draw()["video"][0, 24:].split(counts), strict=True))
+
+    wanted = noise(tuple(items))
+    for order in permutations(items):
+        got = noise(order)
+        assert all(torch.equal(got[kind], wanted[kind]) for kind in items), order
+    for kind in items:
+        alone = noise((kind,))[kind]
+        assert torch.equal(alone, torch.randn(alone.shape, generator=torch.Generator().manual_seed(3 + APPENDED_SEED)))
 
 
 def test_negative_frame_that_is_the_first_goes_in_place():
