@@ -13,7 +13,7 @@ import torch
 
 from .audio.encode import UNUSED as AUDIO_UNUSED
 from .audio.encode import SoundEncoder
-from .checkpoint import Header, Kind, open_file, require_kind
+from .checkpoint import Header, Kind, check_beside, open_file, require_kind
 from .config.duration import DurationConfig, read_duration_config
 from .config.upscaler import UpscalerConfig, read_upscaler_config
 from .device import compute_dtype
@@ -102,6 +102,7 @@ class OptionalParts:
         header = open_file(path)
         require_kind(header, "duration_head", (Kind.DURATION_HEAD,))
         config, dit = read_duration_config(header), self._opened.dit
+        check_beside(header, config.prefix)
         if (config.video, config.audio) != (dit.width, dit.audio_width):
             raise FileError(
                 f"{header.name} reads contexts of {config.video} and {config.audio} features and this model's have {dit.width} and "

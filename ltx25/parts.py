@@ -12,7 +12,7 @@ import torch
 from ..kernels.nvfp4_linear import supported as multiplies_nvfp4
 from .audio.decode import UNUSED as AUDIO_UNUSED
 from .audio.decode import SoundDecoder
-from .checkpoint import Header, Kind, open_file, require_kind
+from .checkpoint import Header, Kind, check_beside, open_file, require_kind
 from .config.audio import AudioConfig, read_audio_config
 from .config.connector import AUDIO, VIDEO, ConnectorConfig
 from .config.dit import DiTConfig
@@ -93,6 +93,8 @@ def open_parts(files: Files, device: torch.device, precision: str = "auto", resi
     tower = TowerConfig.read(text_encoder)
     dit, connectors = read_transformer(transformer)
     video, audio = read_video_config(headers["video_vae"]), read_audio_config(headers["audio_vae"])
+    check_beside(transformer, transformer_prefix(transformer))
+    check_beside(headers["video_vae"], video.prefix)
     _check_latents(headers, dit, video, audio)
     compute = compute_dtype(device)
     native = Held.NATIVE if "nvfp4" in transformer.formats and multiplies_nvfp4(device) else Held.FAST

@@ -1,6 +1,6 @@
 """Checkpoint files: header first, then strict and complete loading into modules built on meta."""
 
-from .fill import check, decode, expected, fill, held_bytes, stored_parameters
+from .fill import check, check_beside, decode, expected, fill, held_bytes, stored_parameters
 from .header import Header, TensorInfo, read_header
 from .identify import Kind, identify, require_kind
 from .open import interpret, open_file
@@ -12,6 +12,7 @@ __all__ = [
     "Kind",
     "TensorInfo",
     "check",
+    "check_beside",
     "decode",
     "expected",
     "fill",

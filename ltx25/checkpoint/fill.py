@@ -31,6 +31,8 @@ from ..formats import Dense, Held, Stacked, Weight
 from .header import Header, Stored
 from .read import read_tensors
 
+# What one file of a whole model holds beside the part that is asked for: known, and not this part's.
+WHOLE_MODEL = ("model.diffusion_model.", "vae.", "audio_vae.", "vocoder.", "text_embedding_projection.", "text_encoders.", "duration_head.", "model_ema.")
 _DECODED_AT_ONCE = 1 << 30  # bytes of quantised tensors held beside what they are decoded into
 
 
@@ -102,6 +104,13 @@ def check(module: nn.Module, header: Header, prefix: str, unused: Sequence[str] 
             stored = str(present[name].dtype).removeprefix("torch.")
             raise FileError(f"{header.name}: {prefix}{name} is stored as {stored}, and the model needs a floating-point tensor; use the published file.")
     return {prefix + name: place for name, place in table.items()}
+
+
+def check_beside(header: Header, prefix: str) -> None:
+    """Raise FileError for tensors of the file that are neither below `prefix` nor, by WHOLE_MODEL, another part's: nobody would read them."""
+    stray = sorted(name for name in header.tensors if not name.startswith((prefix, *WHOLE_MODEL)))
+    if stray:
+        raise FileError(f"{header.name} has tensors no part of the model uses: {_few('', stray)}; update the pack or use the published file.")
 
 
 def _few(prefix: str, names: list[str]) -> str:

@@ -15,6 +15,7 @@ What is marked as something else, or only in part, is refused by name: it would 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from .gguf import is_gguf, read_gguf
 from .header import Header, Stored, TensorInfo, read_header
 from .read import read_bytes
 
+SHARD = re.compile(r"-(\d{3,})-of-(\d{3,})\.\w+$")  # how savers that split models name the pieces
 MARK = ".comfy_quant"
 METADATA = "_quantization_metadata"
 SCALED = "scaled_fp8"  # a tensor of this name, after the file's prefix: an older mark that all fp8 matrices of the file have scales
@@ -44,8 +46,14 @@ _LOGICAL = torch.bfloat16
 def open_file(path: str | Path) -> Header:
     """The header of a safetensors or GGUF file. Reads no weights, of safetensors files the few bytes of the marks.
 
-    Raises FileError for what `read_header` refuses, and for quantised tensors of a form that is not known through and through.
+    Raises FileError for what `read_header` refuses, for a piece of a split model, and for quantised tensors of a form that is not known through and through.
     """
+    piece = SHARD.search(Path(path).name)
+    if piece is not None and int(piece[2]) > 1:
+        raise FileError(
+            f"{Path(path).name} is piece {int(piece[1])} of the {int(piece[2])} that a model was split into, and a file that holds all of it is wanted; "
+            "use one from huggingface.co/Lightricks/LTX-2.5, or join the pieces."
+        )
     return read_gguf(path) if is_gguf(path) else interpret(read_header(path))
 
 
