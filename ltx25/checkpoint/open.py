@@ -105,7 +105,7 @@ class _Found:
                 raise self._error(name, f"is marked as '{kind}' and stored as {self._tensors[name].dtype}")
             self._fp8(name)
             if "scale" not in self._stored[name].parts:
-                raise self._error(name, f"is marked as '{kind}', and its {name}_scale is not in the file")
+                raise self._lost_scale(name, f"is marked as '{kind}'")
         elif kind == "nvfp4" and not unknown:
             self._nvfp4(layer)
         elif unknown and kind in ("int8_tensorwise", "nvfp4", *FP8):
@@ -185,8 +185,7 @@ class _Found:
         marks = [name for name in self._tensors if _leaf(name) == SCALED]
         for name in fp8 if scaled or marks else ():
             if "scale" not in self._stored[name].parts:
-                why = f"{marks[0]} marks the file as scaled" if marks else f"{len(scaled)} others of the file, such as {scaled[0]}, have one"
-                raise self._error(name, f"is stored in fp8 without a scale, and {why}")
+                raise self._lost_scale(name, f"is one of the fp8 weights that {marks[0]} marks as scaled" if marks else f"is fp8 like {scaled[0]}, which has a scale")
 
     def _keep(self, name: str, shape: tuple[int, ...], format: Format, parts: Mapping[str, TensorInfo]) -> None:
         layer = name.removesuffix(".weight")
@@ -206,6 +205,9 @@ class _Found:
         if info.dtype is not dtype or len(info.shape) != 2:
             raise self._error(name, f"is {info.dtype} of shape {list(info.shape)}, and its mark asks for a matrix of {dtype}")
         return info.shape[0], info.shape[1]
+
+    def _lost_scale(self, name: str, why: str) -> FileError:
+        return FileError(f"{self._header.name}: {name} {why}, and its own {name}_scale is not in the file: it would render noise; download the file again, or use another one.")
 
     def _error(self, name: str, what: str) -> FileError:
         return FileError(f"{self._header.name}: {name} {what}; {READABLE}.")

@@ -395,11 +395,11 @@ def test_a_gguf_block_whose_factor_is_no_number_is_refused_by_name(precision, pl
 FP8_LAYERS = {"transformer": LAYER, "text_encoder": "model.layers.1.self_attn.k_proj"}
 FP8_MARK = {"format": "float8_e4m3fn"}
 LOST = {
-    "weight_scale": ("fp8-weight_scale", lambda x, t, _: t.pop(f"{x}.weight_scale"), "others of the file"),
-    "scale_weight": ("fp8-scale_weight", lambda x, t, _: t.pop(f"{x}.scale_weight"), "scaled_fp8 marks the file"),
-    "all of a marked file": ("fp8-scale_weight", lambda x, t, _: [t.pop(name) for name in list(t) if name.endswith("scale_weight")], "scaled_fp8 marks the file"),
-    "of a marked layer": ("fp8", lambda x, t, _: t.update({f"{x}.comfy_quant": mark_of(**FP8_MARK)}), "weight_scale is not in the file"),
-    "of a layer in a table": ("fp8", lambda x, _, m: m.update(_quantization_metadata=json.dumps({"layers": {x: FP8_MARK}})), "weight_scale is not in the file"),
+    "weight_scale": ("fp8-weight_scale", lambda x, t, _: t.pop(f"{x}.weight_scale"), "is fp8 like .* which has a scale"),
+    "scale_weight": ("fp8-scale_weight", lambda x, t, _: t.pop(f"{x}.scale_weight"), "that scaled_fp8 marks as scaled"),
+    "all of a marked file": ("fp8-scale_weight", lambda x, t, _: [t.pop(name) for name in list(t) if name.endswith("scale_weight")], "that scaled_fp8 marks as scaled"),
+    "of a marked layer": ("fp8", lambda x, t, _: t.update({f"{x}.comfy_quant": mark_of(**FP8_MARK)}), "is marked as 'float8_e4m3fn'"),
+    "of a layer in a table": ("fp8", lambda x, _, m: m.update(_quantization_metadata=json.dumps({"layers": {x: FP8_MARK}})), "is marked as 'float8_e4m3fn'"),
 }
 
 
@@ -411,7 +411,7 @@ def test_an_fp8_weight_that_lost_its_scale_is_refused_by_name(what, slot, made, 
     change(FP8_LAYERS[slot], tensors, metadata)
     write_file(tmp_path / "lost.safetensors", tensors, metadata)
     named = r"[\w.]+" if what.startswith("all") else FP8_LAYERS[slot]
-    with pytest.raises(FileError, match=f"^lost.safetensors: {named}.weight is .*{word}.* are read.$"):
+    with pytest.raises(FileError, match=f"^lost.safetensors: {named}.weight .*{word}.*weight_scale is not in the file: .* or use another one.$"):
         open_file(tmp_path / "lost.safetensors")
 
 
