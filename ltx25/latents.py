@@ -200,7 +200,8 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) 
 
     Video: (B, 1, t, h, w), any axis 1 wide or of another size (pixels: resized like the host does), or (.., H, W) as image
     masks are. Audio: (B, 1, n, bins) likewise. Of values that differ over a token's channels or bins the largest counts: a
-    token is one unit to the model. Raises InputError for values outside 0 to 1 and for items of a batch that differ.
+    token is one unit to the model. Raises InputError for values outside 0 to 1, for items of a batch that differ, and for a
+    mask of latent cells that belongs to a clip of another length: stretched, it would keep other moments.
     """
     video = isinstance(shape, VideoLatentShape)
     size = (shape.frames, shape.height, shape.width) if video else (shape.frames, shape.bins)
@@ -209,8 +210,11 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) 
         raise InputError(f"a noise_mask of shape {_by(mask)} fits no {'video' if video else 'audio'} latent; make it with SetLatentNoiseMask or a mask node of this pack.")
     if not bool(((mask >= 0) & (mask <= 1)).all()):  # also refuses NaN
         raise InputError(f"noise_mask goes from {float(mask.min()):g} to {float(mask.max()):g}, wanted 0 (keep) to 1 (generate).")
-    if mask.ndim < 2 + len(size):
+    cells = mask.ndim == 2 + len(size)  # of the latent's own axes, not an image mask
+    if not cells:
         mask = mask.reshape(1, 1, -1, *mask.shape[-2:]) if video else mask.reshape(-1, 1, *mask.shape[-2:])
+    if video and cells and mask.shape[2] not in (1, shape.frames) and all(had in (1, want) for had, want in zip(mask.shape[3:], size[1:], strict=True)):
+        raise InputError(f"the noise_mask has {mask.shape[2]} latent frames and the video {shape.frames}; cut the clip before it is given a mask, or set the mask anew.")
     if mask.shape[0] > 1 and not bool((mask == mask[:1]).all()):
         raise InputError("the noise_mask differs between the items of the batch; sample the items one at a time.")
     mask = mask[:1].amax(1, keepdim=True)

@@ -178,6 +178,7 @@ def test_frozen_stream_has_mask_zero():
         (torch.ones(2, 12, 3, 2, 4), [1.0] * 24),
         (torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2).view(1, 1, 2, 4), [1.0, 0, 0, 0] * 6),  # an image mask
         (torch.cat([torch.ones(1, 32, 64), torch.zeros(1, 32, 64)], -1), [1.0, 1, 0, 0] * 6),  # in pixels
+        (torch.cat([torch.ones(1, 1, 17, 64, 64), torch.zeros(1, 1, 17, 64, 64)], -1), [1.0, 1, 0, 0] * 6),  # of every frame
     ],
 )
 def test_video_noise_mask(mask, want):
@@ -206,6 +207,8 @@ def test_audio_noise_mask(mask, want):
         (torch.arange(2.0).view(2, 1, 1, 1, 1), "differs between the items"),
         (torch.ones(3), "fits no video latent"),
         (torch.ones(1, 1, 1, 3, 2, 4), "fits no video latent"),
+        (torch.ones(1, 1, 4, 2, 4), "has 4 latent frames and the video 3"),
+        (torch.ones(1, 1, 2, 1, 1), "has 2 latent frames and the video 3"),
     ],
 )
 def test_masks_that_cannot_be_used_are_refused(mask, says):
