@@ -10,6 +10,8 @@ from ..ltx25.errors import InputError
 from .load import EngineType
 from .run import node_run
 
+NO_MODEL = "no file was given: `model` is empty; give the folder of a generative Gemma, for example of google/gemma-4-E2B-it, or switch enabled off."
+
 
 class LTX25EnhancePrompt(io.ComfyNode):
     @classmethod
@@ -40,9 +42,14 @@ class LTX25EnhancePrompt(io.ComfyNode):
         if not enabled:
             return io.NodeOutput(text)
         if not model.strip():
-            raise InputError("no file was given: `model` is empty; give the folder of a generative Gemma, for example of google/gemma-4-E2B-it, or switch enabled off.")
+            raise InputError(NO_MODEL)
         with node_run(engine.engine, bar="text.enhance") as run:
             mm.free_memory(1e30, engine.engine.device)  # the model comes and goes as a whole: room is made before
             enhanced = enhance(text, Path(model).expanduser(), image, engine.engine.device, run.watch)
             run.tell([enhanced.notice] if enhanced.notice else [])
         return io.NodeOutput(enhanced.text)
+
+    @classmethod
+    def validate_inputs(cls, enabled, model) -> bool | str:
+        """Runs before the first node of the prompt. A value that comes over a link is not known yet and None here."""
+        return NO_MODEL if enabled and model is not None and not model.strip() else True

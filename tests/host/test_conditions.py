@@ -451,6 +451,9 @@ def test_predicted_duration_goes_into_the_latent(host, api, tiny, find, inspect)
     held = "above max_seconds 0.6" if seconds(run) > 0.6 else "below min_seconds 0.3"
     assert frames(run) in (9,) and not 0.3 <= seconds(run) <= 0.6 and held in " ".join(text for _, text in run.texts())
     assert images(run)["shape"][0] == frames(run)
+    prompt["length"]["inputs"].update(min_seconds=3600.0, max_seconds=3600.0)
+    run = host.run(prompt, targets=["inspect-length-0"])
+    assert frames(run) == 8193 and "and 8193 frames are the most of a clip" in " ".join(text for _, text in run.texts())
 
 
 def test_generated_keyframes_come_out_as_clips_of_one_frame_and_seed_a_second_stage(host, api, find, inspect):
@@ -506,8 +509,8 @@ def test_e2_x4_the_enhancer_passes_the_prompt_on_unless_it_is_switched_on(host, 
     run = host.run(prompt)
     assert run.status == "error" and ("config.json" in run.error["exception_message"] or "transformers" in run.error["exception_message"])
     prompt["longer"]["inputs"].update(enabled=True, model=" ")
-    run = host.run(prompt)
-    assert run.status == "error" and run.error["exception_message"].startswith("no file was given: `model` is empty")
+    with pytest.raises(Rejected, match="no file was given: `model` is empty"):  # before anything of the prompt runs
+        host.run(prompt)
 
 
 def test_batch_items_may_have_a_picture_each(host, pinned, find, inspect):
