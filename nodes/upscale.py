@@ -39,7 +39,7 @@ class LTX25LatentUpscale(io.ComfyNode):
                     "is checked before anything of the prompt runs.",
                 ),
             ],
-            outputs=[io.Latent.Output("latent", tooltip="The larger clip. Give it its pictures anew, at its own size, with LTX-2.5 Image Condition.")],
+            outputs=[io.Latent.Output("latent", tooltip="The larger clip. Give it its pictures anew, at its own size, and a soundtrack of your own: no condition is passed on.")],
         )
 
     @classmethod
