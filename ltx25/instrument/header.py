@@ -16,7 +16,7 @@ from .memory import device_total, host_now, is_unified, query
 
 PACK = Path(__file__).resolve().parents[2]
 FORMAT = 1  # of the records; readers refuse what is newer
-_FIRST: dict[str, int | None] = {}
+_AT_RUNS: list[int] = []  # bytes of this process as each of its runs began, the least so far alone
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -45,9 +45,14 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def process_memory() -> dict[str, int | None]:
-    """Resident bytes of this process at its first run and now. A run's own memory is what it adds to them."""
+    """Resident bytes of this process before it rendered, and now. A run's own memory is what it adds to them.
+
+    The former are those at its first run, or at a later one that found less: what stood there the first time was given back since.
+    """
     now = host_now()
-    return {"first": _FIRST.setdefault("host", now), "now": now}
+    if now is not None:
+        _AT_RUNS[:] = [min([now, *_AT_RUNS])]
+    return {"first": _AT_RUNS[0] if _AT_RUNS else None, "now": now}
 
 
 def files_facts(headers: Mapping[str, Header]) -> dict[str, Any]:

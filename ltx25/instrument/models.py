@@ -94,7 +94,7 @@ def published(device: torch.device, in_fp8: bool = False) -> Models:
     stages = (ResStack(2), Resample((2, 2, 2), 2), ResStack(2), Resample((2, 2, 2), 1), ResStack(4), Resample((2, 1, 1), 2), ResStack(6))
     read = {TEXT: 26_126_823_008, CONNECTORS: 4_032_332_800, TRANSFORMER: 37_985_180_160, VIDEO_VAE: 814_338_656, AUDIO_VAE: 321_474_516}
     held = {**read, TRANSFORMER: 24_079_685_120 if in_fp8 else 37_975_718_400, AUDIO_VAE: 642_949_032}  # the vocoder runs in float32 everywhere
-    turns = {TEXT: 5_292_786_180, TRANSFORMER: 2_401_715_456}
+    turns = {TEXT: 5_292_786_180, TRANSFORMER: 2_602_999_040 if in_fp8 else 2_401_715_456}
     if device.type == "cpu":  # weights are widened to float32 there
         turns = {TEXT: 10_585_559_048, TRANSFORMER: 4_803_344_896}
         held = {name: n if name == AUDIO_VAE else 2 * n for name, n in held.items()}

@@ -9,7 +9,8 @@ from ..errors import InputError
 from ..request import Request
 from ..shapes import PUBLISHED_COMPRESSION, Compression, check_frame_rate
 from .models import Models
-from .planner import Budget, Plan, Planner
+from .plan import Budget, Plan
+from .planner import Planner
 from .table import aligned
 from .units import bytes_text, counted, seconds_text
 

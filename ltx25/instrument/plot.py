@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from .history import Run
+from .report import clip_text
 from .units import bytes_text, counted, seconds_text
 
 WIDTH = 1280  # px
@@ -133,8 +134,7 @@ class _Page:
 
 def _title(page: _Page, run: Run) -> None:
     header = run.header
-    clip = header.get("geometry") or {}
-    size = f"{clip['width']}x{clip['height']}, {counted(clip['frames'], 'frame')} at {clip.get('frame_rate', 0):g}/s" if clip.get("width") else ""
+    size = clip_text(run)
     stopped = f", stopped in {run.where}" if run.status != "done" else ""
     steps = next((event["facts"].get("steps") for event in run.of("phase") if event.get("name") == "sample" and event.get("facts")), None)
     size += f", {counted(steps, 'step')}" if steps else ""

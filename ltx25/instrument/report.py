@@ -77,8 +77,13 @@ MOST_SAMPLINGS = 3  # told one by one
 
 
 def clip_text(run: Run) -> str:
-    """The clip's size, length and rate in one phrase."""
+    """The clip's size, length and rate in one phrase; of a graph that decoded clips of several sizes, the sizes."""
     clip = run.header.get("geometry") or {}
+    decoded = [row.get("facts") or {} for row in run.phases if row["name"] == "decode.video"]
+    shown = [facts for facts in decoded if all(facts.get(name) for name in ("width", "height", "frames"))]
+    sizes = list(dict.fromkeys(f"{one['width']}x{one['height']}, {counted(one['frames'], 'frame')}" for one in shown))
+    if len(sizes) > 1 or (sizes and not clip.get("width")):
+        return " + ".join(sizes) if len(sizes) <= MOST_SAMPLINGS else f"{sizes[0]} and {len(sizes) - 1} more clips"
     if not clip.get("width"):
         return "no clip size" if not clip.get("frame_rate") else "sound only"
     batch = f" x {clip['batch']}" if (clip.get("batch") or 1) > 1 else ""

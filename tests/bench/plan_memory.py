@@ -32,8 +32,9 @@ from comfyui_ltx25.ltx25.instrument.header import machine  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.history import Run, read_runs  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.memory import host_now  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.models import Models  # noqa: E402
+from comfyui_ltx25.ltx25.instrument.plan import Plan  # noqa: E402
 from comfyui_ltx25.ltx25.instrument.plan_text import usual_stg_blocks  # noqa: E402
-from comfyui_ltx25.ltx25.instrument.planner import Plan, Planner  # noqa: E402
+from comfyui_ltx25.ltx25.instrument.planner import Planner  # noqa: E402
 from comfyui_ltx25.ltx25.parts import open_parts  # noqa: E402
 from comfyui_ltx25.ltx25.request import Request  # noqa: E402
 from comfyui_ltx25.tests.bench.program import program  # noqa: E402

@@ -13,7 +13,8 @@ from comfyui_ltx25.ltx25.instrument.forecast import Forecast
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.models import published
-from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
+from comfyui_ltx25.ltx25.instrument.plan import Budget
+from comfyui_ltx25.ltx25.instrument.planner import Planner
 from comfyui_ltx25.ltx25.instrument.plot import plot_run
 from comfyui_ltx25.ltx25.instrument.report import clip_text, law_lines, record_text, steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed

@@ -9,7 +9,7 @@ from comfyui_ltx25.ltx25.instrument.costs import Measured, law_of, measured_seri
 from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.law import Point, fit_law
-from comfyui_ltx25.ltx25.instrument.report import law_lines
+from comfyui_ltx25.ltx25.instrument.report import clip_text, law_lines
 from comfyui_ltx25.tests.support.records import GUIDED, PUBLISHED, Clock, law_seconds, render
 
 SIZES = ((768, 448, 25), (1024, 576, 49), (1024, 576, 97))
@@ -142,7 +142,9 @@ def test_every_phase_counts_by_its_own_size_in_a_run_of_several_clips(tmp_path, 
             for n in (25, 50, 250):
                 with watch.phase(name, total=1, unit="layer", latent_frames=n, batch=2):
                     clock.sleep(0.1 + 0.02 * 2 * n / 25)
-    rates = phase_rates([read_run(record.path)], "Toy card")
+    run = read_run(record.path)
+    assert clip_text(run) == "256x160, 9 frames + 512x320, 17 frames + 1024x640, 33 frames"
+    rates = phase_rates([run], "Toy card")
     for name, fixed, slope in [*((name, 0.5, 1e-8) for name in ("encode.video", "decode.video", "upscale", "mux")), ("encode.audio", 0.1, 0.02), ("decode.audio", 0.1, 0.02)]:
         assert (rates[name].samples, rates[name].sizes) == (3, 3)
         assert (rates[name].fixed, rates[name].per_unit) == pytest.approx((fixed, slope), rel=1e-3), name

@@ -27,6 +27,7 @@ from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.memory import host_free, host_now
 from comfyui_ltx25.ltx25.instrument.models import PUBLISHED_UPSCALER, Enlarging, Models, published
+from comfyui_ltx25.ltx25.instrument.plan import Budget
 from comfyui_ltx25.ltx25.instrument.plan_text import (
     frames_of,
     largest_text,
@@ -35,7 +36,7 @@ from comfyui_ltx25.ltx25.instrument.plan_text import (
     parse_size,
     plan_text,
 )
-from comfyui_ltx25.ltx25.instrument.planner import Budget, Planner
+from comfyui_ltx25.ltx25.instrument.planner import Planner
 from comfyui_ltx25.ltx25.instrument.report import clip_text, steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.parts import Files, open_parts
