@@ -53,7 +53,7 @@ def test_l2_every_slot_refuses_every_other_kind_by_name(broken, api, find, slot,
 
 
 @pytest.mark.parametrize(
-    "name,word", [("empty", "empty"), ("pointer", "Git-LFS"), ("cut-header", "header"), ("cut-data", "cut off"), ("text", "not a safetensors")]
+    "name,word", [("empty", "empty"), ("pointer", "Git-LFS"), ("cut-header", "header"), ("cut-data", "cut off"), ("text", "neither a safetensors nor a GGUF")]
 )
 @pytest.mark.parametrize("slot", SLOTS)
 def test_l11_a_broken_file_is_told_from_a_slow_one(broken, api, find, slot, name, word):
