@@ -122,6 +122,33 @@ def test_one_prompt_leaves_one_whole_record_without_its_words(host, api, find):
     assert done[-1]["last"] == done[-1]["of"]
 
 
+def test_clips_of_one_prompt_are_booked_at_their_own_sizes(host, api, find):
+    """Every sampler of a graph describes its clip in the one header; the last of these makes a sound alone."""
+    prompt = api("text_to_video_distilled_tiny")
+    sampler, empty = find(prompt, "LTX25Sampler"), find(prompt, "EmptyLTX25Latent")
+    video, audio = find(prompt, "DecodeVideoVAE"), find(prompt, "DecodeAudioVAE")
+    targets = []
+    for n, size in enumerate(({"width": 64, "height": 64, "frames": 9, "batch_size": 2}, {"width": 128, "height": 64, "frames": 17})):
+        copies = {empty: f"empty{n}", sampler: f"sampler{n}", video: f"video{n}", audio: f"audio{n}"}
+        for old, new in copies.items():
+            inputs = {name: [copies.get(value[0], value[0]), value[1]] if isinstance(value, list) else value for name, value in prompt[old]["inputs"].items()}
+            prompt[new] = {"class_type": prompt[old]["class_type"], "inputs": inputs}
+        prompt[f"empty{n}"]["inputs"].update(size)
+        prompt[f"sampler{n}"]["inputs"]["seed"] = 310 + n
+        targets += [f"video{n}", f"audio{n}"]
+    prompt["apart"] = {"class_type": "LTXVSeparateAVLatent", "inputs": {"av_latent": ["empty1", 0]}}
+    prompt["sound"] = {"class_type": "LTX25Sampler", "inputs": {**prompt["sampler1"]["inputs"], "latent": ["apart", 1], "seed": 312}}
+    prompt["heard"] = {"class_type": "DecodeAudioVAE", "inputs": {**prompt["audio1"]["inputs"], "latent": ["sound", 0]}}
+    for target in (*targets, "heard"):
+        prompt[f"see {target}"] = {"class_type": "ProbeInspect", "inputs": {"value": [target, 0], "tag": ""}}
+    run = host.run(prompt, targets=[f"see {target}" for target in (*targets, "heard")])
+    assert run.ok, run.error
+    closed = [event for event in newest_record(host) if event["event"] == "phase" and event["state"] == "closed"]
+    sizes = sorted(tuple(row["facts"][name] for name in ("width", "height", "frames", "batch")) for row in closed if row["name"] == "decode.video")
+    assert sizes == [(64, 64, 9, 2), (128, 64, 17, 1)]
+    assert sorted((row["facts"]["latent_frames"], row["facts"]["batch"]) for row in closed if row["name"] == "decode.audio") == [(9, 2), (18, 1), (18, 1)]
+
+
 @pytest.mark.parametrize(
     ("node", "inputs", "word"), [("LTX25Guider", {"stg_blocks": "99"}, "99"), ("LTX25Sampler", {"sampler": "euler_cfg_pp"}, "euler_cfg_pp")]
 )
