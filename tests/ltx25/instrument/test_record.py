@@ -436,7 +436,7 @@ def test_a_killed_run_is_marked_however_long_its_lines_are(tmp_path, torn):
 def test_a_line_of_endless_brackets_costs_no_render(tmp_path):
     deep = b"[" * 15_000
     (tmp_path / "deep.jsonl").write_bytes(deep + b"\n")
-    (tmp_path / "inside.jsonl").write_bytes(b'{"event":"run","format":1,"t":0.0}\n' + deep + b"\n")
+    (tmp_path / "inside.jsonl").write_bytes(b'{"event":"run","format":1,"t":0.0,"started":"2026-01-01T00:00:00+0000"}\n' + deep + b"\n")
     with RunRecord(tmp_path, {}):
         pass
     runs, skipped = read_runs(tmp_path)
