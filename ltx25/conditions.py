@@ -91,7 +91,7 @@ class Image:
 
     @property
     def makes(self) -> str | None:
-        return None if self.frame else PICTURE
+        return PICTURE if self.frame == 0 and self.strength else None
 
     def at(self, draft: Draft) -> LatentIndex | KeyframeIndex:
         """What it is in a clip. Raises InputError for a frame the clip does not have."""
@@ -114,7 +114,10 @@ class LatentIndex:
     index: int
     strength: float
     stream = "video"
-    makes = PICTURE
+
+    @property
+    def makes(self) -> str | None:
+        return PICTURE if self.strength else None
 
     def apply(self, draft: Draft) -> Draft:
         tokens = _tokens(self.latent, draft, same_size=True)

@@ -159,15 +159,14 @@ class LTX25KeyframeSlots(io.ComfyNode):
         if grid == "segments":
             canvas = Canvas.of(clip.whole)
             at = canvas.keyframes
-            told = with_conditions(latent, KeyframeSlots(at, None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at))))
+            told = with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at)))
             return io.NodeOutput(_padded(told, clip, canvas.frames, engine.engine.compression))
         at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
         if not at:
             return io.NodeOutput(latent)
         for frame in at:
             pixel_frame(frame, clip.size.frames)
-        initial = None if keyframes is None else keyframes_in(keyframes, clip.batch, len(at))
-        return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, initial)))
+        return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at))))
 
 
 @dataclass(frozen=True)
@@ -201,6 +200,17 @@ def _video(parts: Latents) -> torch.Tensor:
     if parts.video is None:
         raise InputError("The latent holds audio only, and a picture needs a video to stand in; use Empty LTX-2.5 Latent.")
     return parts.video
+
+
+def _seeds(keyframes: dict[str, Any] | None, clip: Clip, at: tuple[int, ...]) -> torch.Tensor | None:
+    """What slots at frames `at` start from, (B, C, count, h, w). Raises InputError for keyframes of other moments."""
+    if keyframes is None:
+        return None
+    stand = keyframes.get("keyframes", at)
+    rates = [latent or FRAME_RATE for latent in (split(keyframes).frame_rate, clip.parts.frame_rate)]
+    if len(stand) == len(at) and any(abs(one / rates[0] - other / rates[1]) * rates[1] > 0.5 for one, other in zip(stand, at, strict=True)):
+        raise InputError(f"the keyframes are of frames {list(stand)} and the slots stand at {list(at)}; use the same grid, count and frames in both stages.")
+    return keyframes_in(keyframes, clip.batch, len(at))
 
 
 def _padded(latent: dict[str, Any], clip: Clip, frames: int, compression: Compression) -> dict[str, Any]:

@@ -474,6 +474,9 @@ def test_generated_keyframes_come_out_as_clips_of_one_frame_and_seed_a_second_st
     assert made(run)["samples"]["shape"] == [2, 128, 1, 2, 3]
     assert pictures(run)["shape"] == [2, 128, 192, 3]
     assert clip(run)["samples"]["nested"][0]["shape"] == [1, 128, 3, 4, 6]
+    prompt["slots2"]["inputs"]["frames"] = "5, 13"
+    run = host.run(prompt)
+    assert run.error["node_id"] == "slots2" and "of frames [5, 11] and the slots stand at [5, 13]; use the same" in run.error["exception_message"]
 
 
 @pytest.mark.parametrize("sampler", ["res_2s", "gradient_estimation", "euler_cfg_pp"])

@@ -291,6 +291,10 @@ def test_what_cannot_both_be_is_refused_in_either_order(items, says):
         assert str(error.value).count(". ") == 0
 
 
+def test_a_picture_of_strength_0_does_nothing_to_a_kept_video_either():
+    assert apply([Frozen("video"), Image(IMAGE, 0, 0.0)], {"video": video(), "audio": audio()})["video"].frozen
+
+
 def test_slots_are_made_even_where_all_of_the_clip_is_kept():
     drafts = apply([KeepMask(CLIP, torch.ones(3, 2, 4), 1.0), KeyframeSlots((5,), None)], {"video": video()})
     assert drafts["video"].mask.tolist() == [0.0] * 24 + [1.0] * 8
