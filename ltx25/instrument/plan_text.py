@@ -35,7 +35,8 @@ def plan_text(plan: Plan, models: Models, budget: Budget) -> str:
     for name, peak, have in (("device", plan.on_device, budget.device), ("host", plan.on_host, budget.host)):
         if peak is not None:
             there = f", of {bytes_text(have)} there" if have is not None else ""
-            sure = f", up to {bytes_text(peak.need)}" if peak.known else ""
+            safe = f", {bytes_text(peak.need)} to be safe" if peak.need > peak.bytes else ""
+            sure = f", up to {bytes_text(peak.need)}" if peak.known else safe
             lines.append(f"peak {name} memory: {bytes_text(peak.bytes)}{sure}{there} ({peak.basis})")
     reasons = plan.beyond(budget)
     lines.append(_fits(plan) if not reasons else "it does not fit: " + "; ".join(reasons))

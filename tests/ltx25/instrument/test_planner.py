@@ -615,6 +615,21 @@ def test_cpu_plans_count_everything_as_host_memory():
     assert plan.device is None and plan.host > 2 * 38e9
 
 
+def test_a_cpu_plan_that_no_measurement_bounds_needs_more_than_it_predicts(tmp_path, monkeypatch):
+    """What an allocator keeps of freed memory differs from run to run; on a CPU nothing else gives way."""
+    cpu, known = torch.device("cpu"), []
+    for size in (None, *SIZES):
+        if size is not None:
+            render(tmp_path, Clock(monkeypatch), *size, device=device_name(cpu), grown=1 << 30)
+        planner = Planner(published(cpu), cpu, read_runs(tmp_path)[0], None, SPEED, writes=False)
+        plan = planner.plan(request(1024, 576, 97), budget=Budget(None, None, 1 << 40))
+        peak, text = plan.on_host, plan_text(plan, planner.models, Budget(None, None, 1 << 40))
+        known.append(peak.known)
+        assert peak.known or peak.need > peak.bytes + (1 << 30)
+        assert (" to be safe, of " in text) != (" up to " in text) == peak.known
+    assert not any(known[:3])
+
+
 def test_on_a_cpu_the_device_is_the_host_and_either_limit_holds():
     cpu = torch.device("cpu")
     planner = Planner(published(cpu), cpu, [], None, SPEED)
