@@ -44,13 +44,10 @@ class Condition(Protocol):
 def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
     """Apply items to the streams they name, in order, but the stretches to make anew last and as one.
 
-    Raises InputError for a stream that is not there, for items that cannot be together, and where nothing is left to make.
+    Raises InputError as `check_together`, for an item that does not fit, and where nothing is left to make.
     """
     drafts = dict(drafts)
-    for stream in dict.fromkeys(item.stream for item in conditions):
-        if stream not in drafts:
-            raise InputError(f"a condition for the {stream} was given, but the latent has no {stream}; use an audio and video latent.")
-    items = [item.at(drafts[item.stream]) if isinstance(item, Image) else item for item in conditions]
+    items = [item.at(drafts[item.stream]) if isinstance(item, Image) and item.stream in drafts else item for item in conditions]
     check_together(items, drafts)
     for item in (*(item for item in items if not isinstance(item, TemporalRegions)), *_united(items)):
         drafts[item.stream] = item.apply(drafts[item.stream])
@@ -60,7 +57,10 @@ def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[
 
 
 def check_together(conditions: Sequence[Condition], streams: Collection[str]) -> None:
-    """Raise InputError for items that cannot be together on a latent with these streams. Looks at no tensor."""
+    """Raise InputError for items of other streams than a latent has, or that cannot be together on it. Looks at no tensor."""
+    for item in conditions:
+        if item.stream not in streams:
+            raise InputError(f"a condition for the {item.stream} was given, but the latent has no {item.stream}; use an audio and video latent.")
     kept = {item.stream for item in conditions if isinstance(item, Frozen)}
     if kept and kept >= set(streams):
         raise InputError(f"nothing is left to make: the {' and the '.join(streams)} {'is' if len(streams) == 1 else 'are'} to stay exactly as given; leave one of these conditions out, or sample the clip between them.")

@@ -356,6 +356,7 @@ CHAINS = {
     "retake of an extension": (("clip", "extend", "retake"), "still empty"),
     "extension of nothing": (("extend",), "There is no clip to make longer yet"),
     "voices": (("voices",), "2 sounds were given for 1 clip"),
+    "voice without sound": (("silent clip", "voice"), "the latent has no audio"),
 }
 
 
@@ -372,14 +373,15 @@ def test_what_a_clip_cannot_be_told_together_is_refused_by_the_node_that_sees_it
         "picture": ("LTX25ImageCondition", {**load, "image": ["one", 0], "frame": 0, "strength": 1.0, "crf": 0}),
         "slots": ("LTX25KeyframeSlots", {**load, "count": 1, "frames": ""}),
         "soundtrack": ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "soundtrack", "strength": 1.0}),
-        "voices": ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "voice", "strength": 1.0}),
+        **{kind: ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "voice", "strength": 1.0}) for kind in ("voice", "voices")},
+        "silent clip": ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0}),
         "extend": ("LTX25Extend", {**load, "frames": 8, "loop": False}),
         **{f"retake {stream}".removesuffix(" both"): ("LTX25Retake", {"stretches": "0.1-0.2", "streams": stream}) for stream in ("both", "video", "audio")},
     }
     source = empty
     for number, kind in enumerate(kinds):
         node, inputs = nodes[kind]
-        prompt[f"told {number}"] = {"class_type": node, "inputs": inputs if kind == "clip" else {**inputs, "latent": [source, 0]}}
+        prompt[f"told {number}"] = {"class_type": node, "inputs": inputs if "clip" in kind else {**inputs, "latent": [source, 0]}}
         source = f"told {number}"
     prompt[sampler]["inputs"]["latent"] = [source, 0]
     run = host.run(prompt)
