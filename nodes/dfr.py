@@ -95,7 +95,9 @@ class LTX25TemporalRounds(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, upscale_model) -> bool | str:
-        """Runs before the first node of the prompt: a wrong file is not found out after two stages."""
+        """Runs before the first node of the prompt: a wrong file is not found out after two stages. None: over a link, not known yet."""
+        if upscale_model is None:
+            return True
         try:
             doubles = opened_model(upscale_model).time == 2
         except LTX25Error as error:

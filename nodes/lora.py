@@ -56,7 +56,9 @@ class LTX25LoRA(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, lora_name) -> bool | str:
-        """Runs before the first node of the prompt."""
+        """Runs before the first node of the prompt. A name that comes over a link is not known yet and None here."""
+        if lora_name is None:
+            return True
         path = folder_paths.get_full_path(FOLDER, lora_name)
         if path is None:
             return f"{lora_name} is not in models/{FOLDER}; put it there, or choose another one."

@@ -65,7 +65,9 @@ class LTX25LatentUpscale(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, upscale_model) -> bool | str:
-        """Runs before the first node of the prompt: a wrong file is not found out after stage 1."""
+        """Runs before the first node of the prompt: a wrong file is not found out after stage 1. None: over a link, not known yet."""
+        if upscale_model is None:
+            return True
         try:
             opened_model(upscale_model)
         except LTX25Error as error:

@@ -5,6 +5,7 @@ import shutil
 import pytest
 from comfyui_ltx25.ltx25.tiny import TinyFiles
 from comfyui_ltx25.tests.support.comfyui_host import Rejected
+from comfyui_ltx25.tests.support.contract import NODES
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -133,6 +134,36 @@ def test_h3_a_latent_that_memory_cannot_hold_is_refused_with_what_can(host, api,
 def test_the_host_itself_rejects_what_a_widget_does_not_allow(host, api, find, kind, inputs):
     with pytest.raises(Exception, match="|".join(inputs)):
         host.run(changed(api, find, kind, **inputs))
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_inputs_that_all_come_over_links_are_left_to_the_run(host, inspect, node):
+    """What comes over a link is not known before the prompt runs: the host asks about it with None."""
+    prompt = {"value": {"class_type": "ProbeValue", "inputs": {}}, "node": {"class_type": node, "inputs": {name: ["value", 0] for name, _, _ in NODES[node][0]}}}
+    inspect(prompt, "node")
+    run = host.run(prompt)
+    assert run.error["node_id"] == "value", run.error
+
+
+@pytest.mark.parametrize(
+    "node, slot, name, other",
+    [
+        ("LTX25LoRA", "lora_name", "tiny-style.safetensors", "no-lora.safetensors"),
+        ("LTX25LatentUpscale", "upscale_model", "", "nowhere.safetensors"),
+    ],
+)
+def test_a_file_name_over_a_link_is_checked_when_the_node_runs(host, tiny, api, find, inspect, node, slot, name, other):
+    prompt = api("text_to_video_distilled_tiny")
+    load = find(prompt, "LoadLTX25Checkpoint")
+    latent = {} if node == "LTX25LoRA" else {"latent": ["latent", 0]}
+    prompt = {load: prompt[load], "latent": {"class_type": "ProbeLatent", "inputs": {"video": "[1, 128, 2, 2, 2]"}}}
+    prompt["name"] = {"class_type": "ProbeValue", "inputs": {"text": name or next(path.name for path in (tiny / "latent_upscale_models").iterdir() if "spatial" in path.name)}}
+    prompt["node"] = {"class_type": node, "inputs": {"engine": [load, 0], slot: ["name", 0], **latent, **({} if latent else {"strength": 1.0})}}
+    inspect(prompt, "node")
+    assert (run := host.run(prompt)).ok, run.error
+    prompt["name"]["inputs"]["text"] = other
+    run = host.run(prompt)
+    assert run.error["node_id"] == "node" and other in run.error["exception_message"], run.error
 
 
 @pytest.mark.parametrize("blocks", ["", "0,2", " 1 , 3 "])

@@ -147,6 +147,25 @@ class ProbeForeignGuider(io.ComfyNode):
         return io.NodeOutput(type("CFGGuider", (), {})())
 
 
+class ProbeValue(io.ComfyNode):
+    """A value of any type over a link; without one the prompt ends here, after the host has checked it."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ProbeValue",
+            category="probe",
+            inputs=[io.String.Input("text", optional=True, default="")],
+            outputs=[io.AnyType.Output("value")],
+        )
+
+    @classmethod
+    def execute(cls, text=""):
+        if not text:
+            raise ValueError("there is no value")
+        return io.NodeOutput(text)
+
+
 class ProbeModels(io.ComfyNode):
     """What the host's memory manager holds, after `after` has run."""
 
@@ -214,7 +233,7 @@ def make(shape, fill, generator):
 
 class Probes(ComfyExtension):
     async def get_node_list(self):
-        return [ProbeInspect, ProbeLatent, ProbeConditioning, ProbeForeignGuider, ProbeModels, ProbeFrames, ProbeImage, ProbeAudio]
+        return [ProbeInspect, ProbeLatent, ProbeConditioning, ProbeForeignGuider, ProbeValue, ProbeModels, ProbeFrames, ProbeImage, ProbeAudio]
 
 
 async def comfy_entrypoint():
