@@ -11,7 +11,7 @@ from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
 from .dit.modality import Contexts, Leg
 from .guidance import check_guidance
-from .instrument.work import sample_work
+from .instrument.work import is_adapted, sample_work
 from .job import SampleJob
 from .latents import COPIES, Draft
 from .lora import Lora
@@ -101,6 +101,8 @@ def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, s
         "batched": plan.batched,
         "graphs": graphs_wanted(device) and not streams,
         **({"loras": [str(lora) for lora in loras]} if loras else {}),
+        **({"adapted": True} if is_adapted(any(lora.strength for lora in loras), streams, opened.precision) else {}),
+        **({"masked": True} if any(draft.attention is not None for draft in ready.drafts.values()) else {}),
     }
     return {
         "tokens": ready.tokens,

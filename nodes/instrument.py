@@ -87,7 +87,8 @@ class PlanLTX25Render(io.ComfyNode):
         held = sum(part.held for part in model.parts) if model.device.type == "cpu" else 0
         outside = max(0, (host_now() or 0) - held)
         enlarging = PUBLISHED_UPSCALER if two_stages else None
-        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, enlarging=enlarging, outside=outside)
+        loras = any(lora.strength for lora in model.loras)
+        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, enlarging=enlarging, outside=outside, loras=loras)
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
         budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(

@@ -25,7 +25,7 @@ class Series:
     kind: str
     text: int
     batch: int
-    how: tuple[tuple[str, Any], ...]  # precision, residency, batched, graphs
+    how: tuple[tuple[str, Any], ...]  # what of HOW the record says
 
     def __str__(self) -> str:
         how = ", ".join(f"{name} {value}" for name, value in self.how if value is not None)
@@ -58,7 +58,7 @@ class Measured:
 
 
 APART = 2.0  # how many times the smallest size the largest must be for a fixed part to show
-HOW = ("precision", "residency", "batched", "graphs", "kernels")
+HOW = ("precision", "residency", "batched", "graphs", "kernels", "adapted", "masked")
 
 
 def measured_series(runs: Iterable[Run]) -> dict[Series, Measured]:

@@ -112,7 +112,7 @@ def _streams(value: Any) -> bool:
 
 _ATTENTION = Number(TFLOP.least, TFLOP.most, zero=True, whole=False)
 _WORK = having({"legs": text, "kind": text, "linear": TFLOP, "attention": _ATTENTION}, groups=ORDINAL)
-_SAMPLED = having({"tokens": _streams}, text=TOKENS, batch=SIZE, precision=_scalar, residency=_scalar, batched=_scalar, graphs=_scalar, kernels=_scalar)
+_SAMPLED = having({"tokens": _streams}, text=TOKENS, batch=SIZE, precision=_scalar, residency=_scalar, batched=_scalar, graphs=_scalar, kernels=_scalar, adapted=_scalar, masked=_scalar)
 _ESTIMATE = having({"first": having({"error": SHARE}), "half": having({"error": SHARE})})
 _SIZES = {**dict.fromkeys(("width", "height", "frames", "batch"), SIZE), "latent_frames": ORDINAL, "frame_rate": FRAME_RATE}
 _FACTS = having({}, **_SIZES, legs=listed(text), steps=ORDINAL, work=listed(_WORK), estimate=_ESTIMATE, tokens=lambda value: TOKENS(value) or each(TOKENS)(value))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import FileError
-from .costs import Measured, law_of, measured_series
+from .costs import Measured, Series, law_of, measured_series
 from .header import device_name
 from .history import Run, read_run
 from .law import Law
@@ -25,6 +25,21 @@ NEWEST = 40  # records a render looks at before it starts: some hundredths of a 
 WIDE = 1.5  # how far apart the ends of a prediction are for both to be shown
 SHARE = 0.6  # of the measured rate of matrix products that forwards reach, where no record tells
 NEAR = 0.05  # relative distance in arithmetic up to which a geometry counts as one seen
+
+# What forwards may differ in from those of a record, what changes their time most first; and the words for such a record.
+ORDER = ("residency", "kernels", "precision", "adapted", "graphs", "masked", "legs", "batched")
+WORDS = {
+    ("residency", "stream"): "streamed",
+    ("residency", "resident"): "not streamed",
+    ("adapted", True): "with a LoRA",
+    ("adapted", False): "without a LoRA",
+    ("graphs", True): "with graphs",
+    ("graphs", False): "without graphs",
+    ("masked", True): "with attention masks",
+    ("masked", False): "without attention masks",
+    ("batched", True): "with legs side by side",
+    ("batched", False): "with one leg at a time",
+}
 
 
 @dataclass(frozen=True)
@@ -48,30 +63,25 @@ class Forecast:
         self.series = {key: found for key, found in measured_series(runs).items() if (key.device, key.model) == (device, model)}
         self._laws = {key: law_of(found) for key, found in self.series.items()}
 
-    def group(
-        self, legs: str, kind: str, linear: float, attention: float, tokens: int, batched: bool | None, precision: str | None = None
-    ) -> Guess | None:
-        """One group of so many TFLOP and tokens; None without any record. Records of other legs, or of weights in another
-        precision, serve where these have none.
+    def group(self, legs: str, kind: str, linear: float, attention: float, tokens: int, how: Mapping[str, Any]) -> Guess | None:
+        """One group of so many TFLOP and tokens; None without any record. how: as `sample_work` writes it, what is not known left out.
+
+        The records most like it serve. Where they differ the basis says in what, and nothing is said of how far off that may be.
         """
-        found = [key for key in self.series if precision in (None, dict(key.how).get("precision", precision))]
-        foreign = "" if found else " in another precision"
-        for exact in (True, False):
-            choices = [key for key in found or self.series if not exact or (key.legs, key.kind) == (legs, kind)]
-            choices.sort(key=lambda key: (batched in (None, dict(key.how).get("batched")), len(self.series[key].seconds)), reverse=True)
-            other = ("" if exact else " of other legs") + foreign
-            for key in choices:
-                law = self._laws[key]
-                if isinstance(law, Law):
-                    outside = law.is_extrapolation(tokens)
-                    mark = f", extrapolated from {law.tokens[0]} to {law.tokens[1]} tokens" if outside else ""
-                    basis = f"law of {len(law.points)} geometries{other}, {law.within}{mark}"
-                    seconds = law.seconds(linear, attention)
-                    between = max(0.0, seconds * (1 - law.error)), seconds * (1 + law.error)
-                    return Guess(seconds, self.series[key].warm_up or 0.0, basis, outside or bool(other), between)
-            if choices:
-                return _in_proportion(self.series[choices[0]], linear + attention, other)
-        return None
+        differing = {key: _differing(key, {**_PLAIN, **how, "legs": f"{legs} {kind}"}) for key in self.series}
+        if not differing:
+            return None
+        least = min(map(_weight, differing.values()))
+        alike = [key for key, names in differing.items() if _weight(names) == least]
+        key = max(alike, key=lambda key: (isinstance(self._laws[key], Law), len(self.series[key].seconds)))
+        law, measured, other = self._laws[key], self.series[key], "".join(f", {words}" for words in differing[key].values())
+        if not isinstance(law, Law):
+            return _in_proportion(measured, linear + attention, other)
+        outside, seconds = law.is_extrapolation(tokens), law.seconds(linear, attention)
+        mark = f", extrapolated from {law.tokens[0]} to {law.tokens[1]} tokens" if outside else ""
+        basis = f"law of {len(law.points)} geometries" + (other or f", {law.within}") + mark
+        between = None if other else (max(0.0, seconds * (1 - law.error)), seconds * (1 + law.error))
+        return Guess(seconds, measured.warm_up or 0.0, basis, outside or bool(other), between)
 
     def sentence(self, facts: Mapping[str, Any], flops: Callable[[], float | None]) -> str:
         """What a sample phase with these facts (engine.facts) shows before its first forward.
@@ -81,7 +91,7 @@ class Forecast:
         tokens = sum((facts.get("tokens") or {}).values())
         seconds, least, most, bases = 0.0, 0.0, 0.0, []
         for work in facts.get("work") or ():
-            guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts.get("batched"), facts.get("precision"))
+            guess = self.group(work["legs"], work["kind"], work["linear"], work["attention"], tokens, facts)
             if guess is None:
                 rate = flops()
                 if rate is None:
@@ -116,6 +126,25 @@ def by_arithmetic(tflop: float, flops: float) -> Guess:
     return Guess(tflop * TERA / (SHARE * flops), 0.0, basis, True, None)
 
 
+_PLAIN = {"adapted": False, "masked": False}  # what is not said of these is not so; what is not said of others is not known
+
+
+def _differing(key: Series, asked: Mapping[str, Any]) -> dict[str, str]:
+    """What the records of a series differ in from forwards as `asked`: name -> words."""
+    told = {**_PLAIN, **dict(key.how), "legs": f"{key.legs} {key.kind}"}
+    names = [name for name in ORDER if None not in (told.get(name), asked.get(name)) and told[name] != asked[name]]
+    if "residency" in names and "graphs" in names:  # blocks that take turns have none
+        names.remove("graphs")
+    if "batched" in names and "+" not in key.legs:
+        names.remove("batched")  # one leg has none at its side
+    return {name: WORDS.get((name, told[name]), "in another precision" if name == "precision" else f"of other {name}") for name in names}
+
+
+def _weight(differing: Mapping[str, str]) -> tuple[bool, ...]:
+    """What it costs a prediction: the less the better."""
+    return tuple(name in differing for name in ORDER)
+
+
 def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:
     """Too few geometries for a law: the arithmetic of the FLOP model at the rate the nearest one was measured at.
 
@@ -131,6 +160,6 @@ def _in_proportion(found: Measured, tflop: float, other: str) -> Guess:
         between = ends if len(groups[tokens]) > 1 else None  # one group has no spread
         return Guess(expected, found.warm_up or 0.0, "this geometry, measured", False, between)
     ends = [each, *(statistics.median(seconds) * tflop / sum(found.terms[seen]) for seen, seconds in groups.items())]
-    basis = f"{n} geometr{'y' if n == 1 else 'ies'}{other} in proportion, not a law"
-    return Guess(expected, found.warm_up or 0.0, basis, True, (min(ends), max(ends)))
+    basis = f"{n} geometr{'y' if n == 1 else 'ies'}{other}{',' if other else ''} in proportion, not a law"
+    return Guess(expected, found.warm_up or 0.0, basis, True, None if other else (min(ends), max(ends)))
 

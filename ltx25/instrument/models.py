@@ -22,7 +22,8 @@ from ..shapes import PUBLISHED_COMPRESSION, Compression
 @dataclass(frozen=True)
 class Models:
     """`read`, `held` and `least`: part name -> bytes in the file, bytes on the device, and bytes there where its blocks take
-    turns. `name` is what a plan calls the model; `precision` the transformer's, as records say it.
+    turns. `name` is what a plan calls the model; `precision` the transformer's, as records say it. streamed: its blocks take turns
+    however much room there is.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Models:
     held: Mapping[str, int]
     least: Mapping[str, int]
     precision: str
+    streamed: bool
 
     @staticmethod
     def of(opened: Opened) -> Models:
@@ -52,6 +54,7 @@ class Models:
             held={name: part.bytes for name, part in opened.parts.items()},
             least={name: part.least for name, part in opened.parts.items()},
             precision=opened.precision,
+            streamed=opened.parts[TRANSFORMER].residency == "stream",
         )
 
     @property
@@ -151,4 +154,5 @@ def published(device: torch.device, in_fp8: bool = False) -> Models:
         held=held,
         least={**held, **turns},
         precision=FP8_PRODUCTS if in_fp8 else "float32" if device.type == "cpu" else "bfloat16",
+        streamed=False,
     )

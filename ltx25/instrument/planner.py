@@ -18,7 +18,9 @@ from ..connector import context_length
 from ..dit.modality import LegPlan
 from ..fitting import HOST_LEAST
 from ..part import HOST_SPARE
+from ..parts import TRANSFORMER
 from ..predictor import Course
+from ..replay import graphs_wanted
 from ..request import Request
 from ..sampler import check_course, sampler_of
 from ..schedule import STAGE_2
@@ -54,7 +56,7 @@ from .models import Enlarging, Models
 from .plan import UNLIMITED, Budget, Expected, Peak, Plan
 from .selftest import Speed, self_test
 from .units import counted, rate_text
-from .work import TERA, group_kind
+from .work import TERA, group_kind, is_adapted
 
 PROMPT_TOKENS = 200  # of a prompt nobody has written yet
 QUICK_TEST = 0.5  # s
@@ -82,11 +84,12 @@ class Planner:
         enlarging: Enlarging | None = None,
         outside: int | None = None,
         frozen: frozenset[str] = frozenset(),
+        loras: bool = False,
     ) -> None:
         """`enlarging`: the clip is made in two stages, by this upscaler. `batched`: legs side by side (None: as `auto` decides). `speed`: the device's, measured when first needed if None.
         `writes`: the render writes its clip (mux); of a host's graph another node does, and no record says how long it takes.
         `outside`: host bytes of the process that will render, without what it holds of this model; None: one that starts for it.
-        `frozen`: names of streams that are given and kept: a soundtrack is "audio".
+        `frozen`: names of streams that are given and kept: a soundtrack is "audio". `loras`: the transformer has some.
         """
         self.models, self.device = models, device
         self._name = device_name(device)
@@ -101,6 +104,7 @@ class Planner:
         self._writes = writes
         self._enlarging = enlarging
         self._frozen = frozen
+        self._loras = loras
 
     @property
     def has_records(self) -> bool:
@@ -136,25 +140,25 @@ class Planner:
         prompts = 1 if request.negative is None else 2
         pixels = request.width * request.height * request.frames * batch
         text = context_length(PROMPT_TOKENS)
+        last = Footprint(latent, sound, self._rows(again if two else groups), batch)
+        before = Footprint(small, sound, self._rows(groups), batch, upscaler=two.config) if two else last
+        device, host, turns = self._peaks(before, last, budget)
         phases = [
             self._phase("load.read", sum(models.read.values()) + (two.read if two else 0), None),
             self._phase("text.tower", PROMPT_TOKENS, tower_flops(models.tower, PROMPT_TOKENS).total, prompts),
             self._phase("text.project", PROMPT_TOKENS, projection_flops(models.tower, models.connectors, PROMPT_TOKENS).total, prompts),
             self._phase("text.connect", 1, connector_flops(models.connectors, text).total, prompts),
-            self._sampling(groups, small.tokens, sound.tokens, text, batch),
-            *([self._phase("upscale", pixels, upscale_flops(two.config, small).total * batch), self._sampling(again, latent.tokens, sound.tokens, text, batch)] if two else []),
+            self._sampling(groups, small.tokens, sound.tokens, text, batch, (TRANSFORMER, before) in turns),
+            *([self._phase("upscale", pixels, upscale_flops(two.config, small).total * batch), self._sampling(again, latent.tokens, sound.tokens, text, batch, (TRANSFORMER, last) in turns)] if two else []),
             self._phase("decode.video", pixels, video_decode_flops(models.video, latent).total * batch),
         ]
         if "audio" not in self._frozen:  # what is given goes into the file as it is
             phases.append(self._phase("decode.audio", sound.seconds * batch, audio_decode_flops(models.audio, sound).total * batch))
         if self._writes:
             phases.append(self._phase("mux", pixels // batch, None, batch))  # clip by clip
-        last = Footprint(latent, sound, self._rows(again if two else groups), batch)
-        before = Footprint(small, sound, self._rows(groups), batch, upscaler=two.config) if two else last
-        device, host, turns = self._peaks(before, last, budget)
         forwards = sum(len(plan.legs) * n for plan, n in (groups + again).items())
         first_size = (first.width, first.height) if two else None
-        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, (*self._notes(), *_taking_turns(turns)), first_size)
+        return Plan(request, (latent.tokens, sound.tokens), forwards, tuple(phases), device, host, (*self._notes(), *_taking_turns({part for part, _ in turns})), first_size)
 
     def largest(self, request: Request, budget: Budget, batch: int = 1) -> list[Plan]:
         """The most that fits: more frames at the size asked for, and more pixels at its length and shape. Empty: nothing does."""
@@ -225,13 +229,22 @@ class Planner:
         seconds = times * flops / (share * self._speed.flops)
         return Expected(name, seconds, f"{times * flops / TERA:.3g} TFLOP at {100 * share:.0f} % of {self._speed.flops / TERA:.3g} TFLOP/s", True, None)
 
-    def _sampling(self, groups: Mapping[LegPlan, int], video: int, audio: int, text: int, batch: int) -> Expected:
+    def _sampling(self, groups: Mapping[LegPlan, int], video: int, audio: int, text: int, batch: int, turns: bool) -> Expected:
+        """turns: blocks of the transformer do not fit whole beside this clip."""
         seconds, least, most, bases, beyond, known = 0.0, 0.0, 0.0, [], False, True
+        streams, precision = turns or self.models.streamed, self.models.precision
+        how = {
+            "precision": precision,
+            "residency": "stream" if streams else "resident",
+            "batched": self._batched,
+            "graphs": graphs_wanted(self.device) and not streams,
+            "adapted": is_adapted(self._loras, streams, precision),
+        }
         for plan, count in groups.items():
             flops = group_flops(self.models.dit, plan, video, audio, text) * batch
             legs = "+".join(leg.value for leg in plan.legs)
             work = flops.linear / TERA, flops.attention / TERA
-            guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, self._batched, self.models.precision)
+            guess = self._forecast.group(legs, group_kind(plan), *work, video + audio, how)
             if guess is None:
                 guess = by_arithmetic(flops.total / TERA, self._speed.flops)
             seconds += count * guess.seconds + guess.warm_up
@@ -241,9 +254,9 @@ class Planner:
             beyond = beyond or guess.extrapolated
         return Expected("sample", seconds, "; ".join(dict.fromkeys(bases)), beyond, (least, most) if known else None)
 
-    def _peaks(self, first: Footprint, last: Footprint, budget: Budget) -> tuple[Peak | None, Peak, set[str]]:
+    def _peaks(self, first: Footprint, last: Footprint, budget: Budget) -> tuple[Peak | None, Peak, set[tuple[str, Footprint]]]:
         """Most bytes on the device (None on a CPU) and on the host, and the parts whose blocks take turns because they do not
-        fit whole. Parts stay loaded until another needs their room. first, last: of two stages; of one, the same clip.
+        fit whole beside a clip. Parts stay loaded until another needs their room. first, last: of two stages; of one, the same clip.
         """
         models, on_cpu = self.models, self.device.type == "cpu"
         place = "host" if on_cpu else "device"  # where weights lie
@@ -257,7 +270,7 @@ class Planner:
         if self._enlarging is not None:
             held_by[UPSCALER] = least[UPSCALER] = self._enlarging.numbers * itemsize_on(self.device.type)
         loaded: dict[str, int] = {}
-        turns: set[str] = set()
+        turns: set[tuple[str, Footprint]] = set()
         parked = 0
         for phase, part, clip in self._holding(first, last):
             loaded[part] = weights = held_by[part]
@@ -270,7 +283,7 @@ class Planner:
                 stays = max(least[part], capacity - max(working[place], size + off))
                 if stays < weights:  # its blocks take turns in the room there is
                     loaded, parked, weights = {part: stays}, self._parked(weights - stays, budget), least[part]
-                    turns.add(part)
+                    turns.add((part, clip))
             held = sum(loaded.values())
             if not on_cpu:
                 size, off, basis, known = self._expected("device", phase, working["device"])

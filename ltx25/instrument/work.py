@@ -11,13 +11,15 @@ from ..dit.modality import Leg, LegPlan
 from .flops import group_flops
 
 TERA = 1e12
+DENSE = ("bfloat16", "float16", "float32")  # precisions whose weights a LoRA is added to
 
 
 def sample_work(
     config: DiTConfig, plans: Sequence[LegPlan | None], tokens: Mapping[str, int], text: int, batch: int, **how: Any
 ) -> dict[str, Any]:
     """`plans` of a denoise's model calls in order (None: no call); `tokens` by stream; `how`: precision, residency,
-    batched, graphs, whatever else changes a forward's time but not its arithmetic.
+    batched, graphs, whatever else changes a forward's time but not its arithmetic: `adapted` (see `is_adapted`) and `masked`,
+    an attention bias, are told where they are so.
 
     "work" has one entry per kind of group: legs, kind, how many, TFLOP in matrix products and in attention of one.
     """
@@ -36,6 +38,11 @@ def sample_work(
         )
     model = f"{config.layers} blocks of {config.width}/{config.audio_width}"
     return {"model": model, "text": text, "batch": batch, "work": work, **how}
+
+
+def is_adapted(loras: bool, streams: bool, precision: str) -> bool:
+    """Whether LoRAs cost every forward something: put on blocks at each turn, or products beside weights kept as stored."""
+    return loras and (streams or precision not in DENSE)
 
 
 def group_kind(plan: LegPlan) -> str:

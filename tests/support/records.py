@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from comfyui_ltx25.ltx25.config.dit import DiTConfig
 from comfyui_ltx25.ltx25.dit.modality import Leg, LegPlan
@@ -58,8 +60,8 @@ def law_seconds(linear: float, attention: float) -> float:
 
 def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, steps: int = 6, slower: float = 1.0, noise: float = 0.0,
            device: str = "Toy card", warm_up: float = 2.0, stop: int | None = None, seed: int = 0,
-           grown: int = 0, held: int = 0, streams: bool = False) -> RunRecord:  # fmt: skip
-    """One guided render; `stop`: raise RuntimeError in that step (0-based). `slower` multiplies forwards only.
+           grown: int = 0, held: int = 0, streams: bool = False, how: Mapping[str, Any] | None = None) -> RunRecord:  # fmt: skip
+    """One guided render; `stop`: raise RuntimeError in that step (0-based). `slower` multiplies forwards only. how: more facts of the sampling.
 
     grown: host bytes that a render takes whatever the clip; held: of earlier renders of the process.
     """
@@ -75,7 +77,7 @@ def render(folder: Path, clock: Clock, width: int, height: int, frames: int, *, 
     memory = Memory()
     memory.host += held
     watch = Watch([record], memory)
-    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, precision="bfloat16", batched=True, **({"residency": "stream"} if streams else {}))
+    work = sample_work(PUBLISHED, [GUIDED] * steps, tokens, 1024, 1, **{"precision": "bfloat16", "batched": True, **({"residency": "stream"} if streams else {}), **(how or {})})
     group = law_seconds(work["work"][0]["linear"], work["work"][0]["attention"])
     with record:
         with watch.phase("load.read", total=40 << 30, unit="byte") as phase:

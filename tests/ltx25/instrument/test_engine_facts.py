@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from comfyui_ltx25.ltx25 import engine as module
+from comfyui_ltx25.ltx25.conditions import AttentionStrength, Image
 from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, SampleJob
 from comfyui_ltx25.ltx25.exr import write_exr
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance
@@ -14,6 +16,7 @@ from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.mux import write_video
+from comfyui_ltx25.ltx25.preparing import facts_of, prepare
 from comfyui_ltx25.ltx25.tiny import write_tiny
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0, frozenset(), 0)
@@ -51,6 +54,24 @@ def test_facts_before_anything_is_loaded_are_those_of_the_run(engine, job, tmp_p
     assert [(forward["first"], forward["last"]) for forward in run.forwards] == [(1, 2), (3, 4), (5, 6)]
     (work,) = facts["work"]
     assert (work["legs"], work["groups"]) == ("cond+uncond", 3) and all(forward["legs"] == work["legs"] for forward in run.forwards)
+
+
+@pytest.mark.parametrize(
+    ("precision", "streams", "strength", "adapted"),
+    [("float32", False, 1.0, False), ("float32", True, 1.0, True), ("fp8", False, 1.0, True), ("fp8", False, 0.0, False), ("fp8+nvfp4", True, None, False)],
+)
+def test_loras_that_cost_every_forward_something_are_told_apart(engine, job, precision, streams, strength, adapted):
+    """One that was added to the weights costs nothing; beside weights kept as stored, or on blocks that come anew, it does."""
+    ready = prepare(job, engine.opened, False, ())
+    loras = [] if strength is None else [SimpleNamespace(strength=strength)]
+    facts = facts_of(ready, 0, replace(engine.opened, precision=precision), torch.device("cpu"), streams, loras)
+    assert facts.get("adapted", False) == adapted and "masked" not in facts
+
+
+def test_attention_masks_are_told(engine, job):
+    image = Image(torch.rand(1, engine.opened.dit.in_channels, 1, 2, 3), 4, 1.0)
+    plain, masked = (engine.facts(replace(job, conditions=(item,))) for item in (image, AttentionStrength(image, 0.5)))
+    assert masked == {**plain, "masked": True}
 
 
 def test_steps_with_other_legs_than_the_first_are_told(engine, job, tmp_path):

@@ -673,6 +673,52 @@ def test_sentence_before_the_first_forward(tmp_path, monkeypatch):
     assert float(sentence.split()[1]) == pytest.approx(6 * law_seconds(facts["work"][0]["linear"], facts["work"][0]["attention"]) + 2, abs=0.6)
 
 
+RESIDENT = {"residency": "resident", "graphs": True}
+
+
+def test_a_render_is_predicted_by_records_of_its_like_and_others_are_named_without_a_claim(tmp_path, monkeypatch):
+    """Three streamed geometries make a law: it must not stand before one resident geometry, nor say how far off it is of that."""
+    clock = Clock(monkeypatch)
+    for size in SIZES:
+        record = render(tmp_path, clock, *size, slower=6.0, streams=True, how={"graphs": False}, device=device_name(CARD))
+    said = next(event["facts"] for event in read_run(record.path).of("phase") if event["name"] == "sample")
+    asked = {**said, **RESIDENT}
+    assert "(law of 3 geometries, within 5 %)" in forecaster(tmp_path, CARD)(said)
+    assert forecaster(tmp_path, CARD)(asked).endswith("(law of 3 geometries, streamed)")
+    streamed = Planner(published(CARD), CARD, read_runs(tmp_path)[0], True, SPEED)
+    for budget, own in ((NO_LIMIT, False), (Budget(None, 24 << 30, None), True)):  # there the blocks take turns
+        sample = next(phase for phase in streamed.plan(request(*SIZES[1]), budget=budget).phases if phase.name == "sample")
+        assert ("within" in sample.basis, "streamed" in sample.basis, sample.extrapolated, sample.between is None) == (own, not own, not own, not own)
+    render(tmp_path, clock, *SIZES[2], how=RESIDENT, device=device_name(CARD))
+    assert forecaster(tmp_path, CARD)(asked).endswith("(this geometry, measured)")
+    assert float(forecaster(tmp_path, CARD)(asked).split()[1]) == pytest.approx(6 * law_seconds(*(said["work"][0][name] for name in ("linear", "attention"))) + 2, abs=0.6)
+    assert forecaster(tmp_path, CARD)({**asked, "graphs": False}).endswith("(1 geometry, with graphs, in proportion, not a law)")
+
+
+@pytest.mark.parametrize(("name", "words"), [("adapted", "a LoRA"), ("masked", "attention masks")])
+def test_what_costs_a_forward_more_has_records_of_its_own(tmp_path, monkeypatch, name, words):
+    clock = Clock(monkeypatch)
+    for slower, how in ((1.0, {}), (1.5, {name: True})):
+        record = render(tmp_path, clock, *SIZES[0], slower=slower, warm_up=0.0, how=how, device=device_name(CARD))
+        facts = next(event["facts"] for event in read_run(record.path).of("phase") if event["name"] == "sample")
+        if how:
+            (work,) = facts["work"]
+            plain = {key: value for key, value in facts.items() if key != name}
+            both = Forecast(read_runs(tmp_path)[0], device_name(CARD), facts["model"])
+            one, other = (both.group(work["legs"], work["kind"], work["linear"], work["attention"], 1370, asked) for asked in (plain, facts))
+            assert one.basis == other.basis == "this geometry, measured" and other.seconds == pytest.approx(1.5 * one.seconds)
+        else:
+            assert f"(1 geometry, without {words}, in proportion" in forecaster(tmp_path, CARD)({**facts, name: True})
+
+
+def test_a_model_that_always_streams_or_has_a_lora_beside_its_weights_is_planned_as_such(tmp_path, monkeypatch):
+    render(tmp_path, Clock(monkeypatch), *SIZES[0], how={"residency": "resident", "precision": "fp8 products"}, device=device_name(CARD))
+    models, runs = published(CARD, in_fp8=True), read_runs(tmp_path)[0]
+    for made, loras, said in ((models, False, "this geometry, measured"), (models, True, "without a LoRA"), (replace(models, streamed=True), False, "not streamed")):
+        plan = Planner(made, CARD, runs, True, SPEED, loras=loras).plan(request(*SIZES[0]))
+        assert said in next(phase.basis for phase in plan.phases if phase.name == "sample")
+
+
 def test_the_first_render_on_a_device_is_predicted_by_arithmetic_and_says_so(tmp_path, monkeypatch):
     record = render(tmp_path, Clock(monkeypatch), *SIZES[1], device=device_name(CARD))
     facts = next(event["facts"] for event in read_run(record.path).of("phase") if event["name"] == "sample")
