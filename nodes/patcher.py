@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,11 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ..ltx25.instrument import Watch
+from ..ltx25.part import ask_host_spare
 from ..ltx25.residency import Part, evict, make_host_room
+
+# Bytes that come after weights were parked and before the host looks: a clip's frames as IMAGE, 15 s of 768 x 512.
+OUTPUTS = 2 << 30
 
 
 class HostArbiter:
@@ -27,6 +32,7 @@ class HostArbiter:
         self._phase = phase
         self.loading = False  # a phase of ours is bringing parts to the device
         self.activation = 0  # bytes the last phase asked for beside its parts
+        ask_host_spare(cache_headroom)
 
     def ready(self, parts: Sequence[Part], activation_bytes: int, watch: Watch) -> None:
         """Load `parts`; the host evicts others until `activation_bytes` of working memory are free beside them."""
@@ -83,6 +89,16 @@ class HostArbiter:
                 patcher.part.unload()
         if not any(patcher.loaded_size() for patcher in self.patchers.values()):
             self._freed()
+
+
+def cache_headroom() -> int:
+    """Bytes of host memory that parked weights must leave, so that the host forgets no outputs of nodes for them; 0: it asks for none.
+
+    Its default cache wants a tenth of the memory free after every node, 10 GB at most, and drops the largest outputs first: the
+    next prompt would sample the same clip again.
+    """
+    headroom = getattr(sys.modules.get("comfy.memory_management"), "RAM_CACHE_HEADROOM", 0)  # of the prompt that runs; not every host has it
+    return headroom + OUTPUTS if headroom else 0
 
 
 class LTX25Weights:

@@ -17,7 +17,7 @@ import torch
 from ..connector import context_length
 from ..dit.modality import LegPlan
 from ..fitting import HOST_LEAST
-from ..part import HOST_SPARE
+from ..part import host_spare
 from ..parts import TRANSFORMER
 from ..predictor import Course
 from ..replay import graphs_wanted
@@ -305,7 +305,7 @@ class Planner:
 
     def _parked(self, away: int, budget: Budget) -> int:
         """Bytes of `away`, blocks that are not on the device, that wait in host memory; else their file is read again and again."""
-        fits = budget.host is None or self._baseline + away + HOST_SPARE <= budget.host
+        fits = budget.host is None or self._baseline + away + host_spare() <= budget.host
         return away if fits and self.device.type != "cpu" and not is_unified(self.device) else 0
 
     def _reach_host(self, host: _Highest, phase: str, arithmetic: int, held: int, asked: int) -> None:

@@ -18,6 +18,7 @@ import comfy.options  # noqa: E402
 
 comfy.options.enable_args_parsing()
 
+import comfy.memory_management as ram  # noqa: E402
 import comfy.model_management as mm  # noqa: E402
 import torch  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
@@ -33,6 +34,7 @@ spec.loader.exec_module(sys.modules["pack"])
 nodes = types.ModuleType("pack.nodes")  # the package without its node list, which needs a running server
 nodes.__path__ = [str(Path(pack) / "nodes")]
 sys.modules["pack.nodes"] = nodes
+from pack.ltx25.part import host_spare  # noqa: E402
 from pack.nodes.patcher import HostArbiter  # noqa: E402
 
 
@@ -186,4 +188,10 @@ arbiter.ready([text], 1 * GB, watch)
 arbiter.ready([connectors], 1 * GB, watch)
 mm.load_models_gpu([Native(6)], memory_required=6 * GB)
 out["a native model ends the rest"] = {"rests": text.rests, "listed": listed()}
+out["host memory left"] = [host_spare() // GB]
+for headroom in (10 * GB, 1 * GB, 0):  # for a prompt with the default cache, a smaller one, and after it
+    ram.set_ram_cache_release_state(None, headroom)
+    out["host memory left"].append(host_spare() // GB)
+del ram.RAM_CACHE_HEADROOM
+out["host memory left"].append(host_spare() // GB)
 print(json.dumps(out))  # noqa: T201

@@ -73,6 +73,11 @@ def test_m5_lowvram_and_novram_keep_what_fits_as_without_them(protocol):
     assert protocol["LOW_VRAM"] == protocol["NO_VRAM"] == small
 
 
+def test_parked_weights_leave_what_the_hosts_cache_of_outputs_wants_free(protocol):
+    """Less, and the host would forget a finished clip's latent: the next prompt samples it again."""
+    assert protocol["host memory left"] == [4, 12, 4, 4, 4]
+
+
 def emptied(host):
     """Whether all models left. The host frees between two prompts, and the one that asks may come first."""
     return models(host) == [] or models(host) == []

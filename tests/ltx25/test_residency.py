@@ -226,8 +226,12 @@ def test_on_a_device_that_is_host_memory_an_evicted_part_keeps_nothing(opened):
 
 
 def test_m2_blocks_are_parked_only_where_the_host_has_room_to_spare(opened, monkeypatch):
-    part = opened.parts[TRANSFORMER]
-    for free, parked in ((parts.HOST_SPARE, 0), (parts.HOST_SPARE + sum(part._block_bytes), 4)):
+    part, blocks = opened.parts[TRANSFORMER], sum(opened.parts[TRANSFORMER]._block_bytes)
+    wanted, more = parts.HOST_SPARE, parts.HOST_SPARE + (2 << 30)
+    for asked, free, parked in ((0, wanted, 0), (0, wanted + blocks, 4), (more, wanted + blocks, 0), (more, more + blocks, 4), (wanted // 2, wanted, 0)):
+        monkeypatch.setattr(parts, "_asked", [])
+        parts.ask_host_spare(lambda: 0)  # the last one that asks counts
+        parts.ask_host_spare(lambda asked=asked: asked)
         monkeypatch.setattr(parts, "host_free", lambda free=free: free)
         part.load(Watch(), part.least)
         assert len(part._stack.parked) == parked
