@@ -113,6 +113,17 @@ class LTX25Weights:
         """Our latents are the host's already: normalised, per channel."""
         return latent
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """No weights that others could look at or patch: patches made for any name count as not loaded."""
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the LTX-2.5 engine has no {name} for other nodes, it samples by itself; connect a native model to nodes that change how a model samples.",
+            name=name,
+            obj=self,
+        )
+
 
 class PartPatcher(ModelPatcher):
     """One part. Only our own phases bring it to the device; the host may take it back whole or in blocks."""
@@ -132,6 +143,18 @@ class PartPatcher(ModelPatcher):
 
     def loaded_size(self) -> int:
         return self.part.held
+
+    def clone(self, *_, **__) -> PartPatcher:
+        """Itself. What others set on a copy, the engine would not read; and one that the host lists in this one's place would take
+        the weights off the host's list when it goes."""
+        return self
+
+    def patch_model(self, *_, **__) -> LTX25Weights:
+        """Nothing to do, as for `unpatch_model`: LoRAs are the engine's own, and only our phases load."""
+        return self.model
+
+    def unpatch_model(self, *_, **__) -> None:
+        pass
 
     def current_loaded_device(self) -> torch.device:
         return self.load_device if self.part.held else self.offload_device

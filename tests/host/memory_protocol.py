@@ -188,6 +188,19 @@ arbiter.ready([text], 1 * GB, watch)
 arbiter.ready([connectors], 1 * GB, watch)
 mm.load_models_gpu([Native(6)], memory_required=6 * GB)
 out["a native model ends the rest"] = {"rests": text.rests, "listed": listed()}
+patcher = HostArbiter([Part("transformer", 42)], lambda: None, lambda: None).patchers["transformer"]
+copy = patcher.clone()
+out["as others use it"] = {
+    "same model": copy.is_clone(patcher) and copy.clone_has_same_weights(patcher) and copy.clone(disable_dynamic=True).part is patcher.part,
+    "weights": [copy.model_state_dict(), copy.model_state_dict("diffusion_model."), copy.get_key_patches(), copy.add_patches({"diffusion_model.a.weight": 1})],
+    "patched": copy.patch_model(CARD) is patcher.model and copy.unpatch_model(CARD, unpatch_weights=True) is None,
+    "held": copy.loaded_size(),
+    "dtype": copy.model_dtype(),
+}
+try:
+    copy.get_model_object("model_sampling")
+except AttributeError as error:
+    out["as others use it"]["refused"] = str(error)
 out["host memory left"] = [host_spare() // GB]
 for headroom in (10 * GB, 1 * GB, 0):  # for a prompt with the default cache, a smaller one, and after it
     ram.set_ram_cache_release_state(None, headroom)

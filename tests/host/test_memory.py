@@ -73,6 +73,13 @@ def test_m5_lowvram_and_novram_keep_what_fits_as_without_them(protocol):
     assert protocol["LOW_VRAM"] == protocol["NO_VRAM"] == small
 
 
+def test_nodes_of_others_may_copy_and_ask_the_patcher_of_a_guider(protocol):
+    """They do so with any guider's model; what the engine has not is said in a sentence."""
+    used = protocol["as others use it"]
+    assert used.pop("refused").startswith("the LTX-2.5 engine has no model_sampling for other nodes")
+    assert used == {"same model": True, "weights": [{}, {}, {}, []], "patched": True, "held": 0, "dtype": None}
+
+
 def test_parked_weights_leave_what_the_hosts_cache_of_outputs_wants_free(protocol):
     """Less, and the host would forget a finished clip's latent: the next prompt samples it again."""
     assert protocol["host memory left"] == [4, 12, 4, 4, 4]
