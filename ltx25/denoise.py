@@ -90,16 +90,19 @@ def run(
     known: dict[Hashable, float] | None = None,
     texts: KeptTexts | None = None,
     traced: Collection[int] = (),
+    add_noise: bool = True,
 ) -> Sampled:
     """Noise the drafts to the first sigma and denoise them. Item i of a batch uses seed + i. See sampler.denoise.
 
+    Sigmas that do not end in 0 leave their noise, as the host's samplers do: x / (1 - sigma). add_noise False goes on from such.
     A frozen stream starts from its latent. (The official retake noises it and lets it drift back; audio-to-video does not.)
     """
     noise = Noise(seed, drafts, device).draw()
     x: Tokens = {}
     for name, draft in drafts.items():
         on_device = draft.to(device)
-        x[name] = on_device.noised(noise[name], 0.0 if draft.frozen else job.sigmas[0])
+        start = on_device.noised if add_noise else on_device.going_on
+        x[name] = start(noise[name], 0.0 if draft.frozen else job.sigmas[0])
     sources = {"step": Noise(seed, drafts, device, STEP_SEED), "substep": Noise(seed, drafts, device, SUBSTEP_SEED)}
 
     def draw(use: str) -> Tokens:
@@ -108,6 +111,8 @@ def run(
 
     outcome = denoise(dit, job, x, draw, phase, device, dtype, prediction, known, texts, traced)
     on_host = {name: tokens.cpu() for name, tokens in outcome.tokens.items()}
+    if job.sampler.unscaled and job.sigmas[-1] > 0:
+        on_host = {name: tokens if drafts[name].frozen else drafts[name].left(tokens, job.sigmas[-1]) for name, tokens in on_host.items()}
     video = drafts.get("video")
     return Sampled(
         video=None if video is None else video.grid(on_host["video"]),

@@ -157,7 +157,7 @@ def refine(engine: Engine, job: SampleJob, keyframes: Keyframes, upscaler: Path,
             clip = _doubled(engine, clip, upscaler, watch)
             known = {2 * frame: latent for frame, latent in known.items()}
             here = replace(job, audio=None, audio_mask=None, video_mask=None, frame_rate=min(job.frame_rate * 2**number, FASTEST), sigmas=SIGMAS)
-            here = replace(here, schedule=None, sampler="euler_ancestral", eta=ETA)
+            here = replace(here, schedule=None, sampler="euler_ancestral", eta=ETA, add_noise=True)
             moved = [replace(picture, frame=picture.frame * 2**number) for picture in pictures]
             made: dict[int, torch.Tensor] = {}
             latents = []

@@ -219,7 +219,7 @@ class Engine:
             traced = self._traced(plan, facts, watch) if profile else None
             self._texts.begin(ready.job.positive, self._weights_key, self.arbiter.free(self.device) - way.working - SPARE)
             with watch.phase("sample", total=plan.forwards, unit="forward", **facts) as phase, part.during(watch, phase):
-                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, self._predicted(facts), self._group_seconds, self._texts, traced.traced if traced else ())
+                clip = run(traced or self._dit, plan, ready.drafts, job.seed, phase, self.device, self._dtype, self._predicted(facts), self._group_seconds, self._texts, traced.traced if traced else (), job.add_noise)
             texts = traced.texts if traced else ()
             return clip
 

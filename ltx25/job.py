@@ -46,6 +46,7 @@ class Options:
 class SampleJob:
     """What to sample. Latents are grids (B, C, t, h, w) and (B, c, n, bins), one of them may be None; masks as the host's
     noise_mask, 1 = generate. schedule: the name the sigmas came from, None for the user's own. seed: item i uses seed + i.
+    add_noise False: the latents are what a sampling left whose sigmas ended where these begin.
     """
 
     video: torch.Tensor | None
@@ -63,6 +64,7 @@ class SampleJob:
     sampler: str | Sampler
     eta: float
     conditions: tuple[Condition, ...]
+    add_noise: bool
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,17 @@ class Draft:
         """
         return torch.lerp(self.clean, torch.lerp(self.latent, noise, scale), self.mask[:, None])
 
+    def going_on(self, noise: torch.Tensor, scale: float) -> torch.Tensor:
+        """(B, T, C): as `noised`, but the clip's own tokens are what `left` made of a state at `scale`; conditions' are new."""
+        clip = self.shape.tokens
+        state = self.noised(noise, scale)
+        state[:, :clip] = self.latent[:, :clip] * (1 - scale * self.mask[:clip, None])
+        return state
+
+    def left(self, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+        """All tokens (B, T, C) of a state at `scale` as the host writes one with noise left: x / (1 - sigma), each by its mask."""
+        return tokens / (1 - scale * self.mask.to(tokens)[:, None])
+
     def grid(self, tokens: torch.Tensor) -> torch.Tensor:
         """The clip's latent grid from all tokens (B, T, C): those of conditions are dropped."""
         clip = tokens[:, : self.shape.tokens]

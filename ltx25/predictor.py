@@ -68,6 +68,7 @@ class Sampler(Protocol):
 
     uncond: bool  # reads the negative leg's own x0 at every call
     standard_noise: bool  # wants noise of mean 0 and deviation 1 in every sample (steps.standardise)
+    unscaled: bool  # noise that is left stands in its result as it is, and is still to be written as the host writes it
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         """The calls of a run over `sigmas`, in order."""

@@ -10,6 +10,7 @@ import torch
 from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
 from .dit.modality import Contexts, Leg
+from .errors import InputError
 from .guidance import check_guidance
 from .instrument.work import is_adapted, sample_work
 from .job import SampleJob
@@ -86,8 +87,9 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     )
     plan = replace(plan, loras=tuple(f"{lora.header.name} ({lora.strength:g})" for lora in loras if lora.strength))
     check_job(plan)
+    _check_parts(drafts, plan, job.add_noise)
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
-    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras)))
+    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_noise_left(plan)))
 
 
 def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, streams: bool, loras: Sequence[Lora]) -> dict[str, object]:
@@ -125,8 +127,20 @@ def _check_latents(job: SampleJob) -> None:
     check_host_room("sampling this latent", COPIES * 4 * sum(latent.numel() for latent in latents), advice)
 
 
+def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) -> None:
+    """Raise InputError for keyframes in a sampling that is a part of one: their state would be lost between the parts."""
+    if (plan.sigmas[-1] > 0 or not add_noise) and any(draft.slots is not None for draft in drafts.values()):
+        raise InputError("keyframes are made in one sampling: let the noise levels end with 0 and add_noise on, or leave LTX-2.5 Keyframe Slots out.")
+
+
 def _contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
     return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)
+
+
+def _noise_left(plan: Denoise) -> list[str]:
+    if plan.sigmas[-1] == 0 or not plan.sampler.unscaled:  # a host's sampler has its own chain
+        return []
+    return [f"the noise levels end at {plan.sigmas[-1]:g}: that much noise is left in the clip; go on with a sampler whose levels begin there and whose add_noise is off, or end them with 0."]
 
 
 def _recipe_notices(name: str, job: SampleJob, plan: Denoise, loras: Sequence[Lora]) -> list[str]:

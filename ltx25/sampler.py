@@ -114,6 +114,7 @@ class Euler:
 
     uncond = False
     standard_noise = False
+    unscaled = True
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         return _one_per_step(sigmas)
@@ -132,6 +133,7 @@ class EulerAncestral:
     s_noise: float
     uncond = False
     standard_noise = False
+    unscaled = True
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         return _one_per_step(sigmas)
@@ -157,6 +159,7 @@ class GradientEstimation:
     gamma: float
     uncond = False
     standard_noise = False
+    unscaled = True
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         return _one_per_step(sigmas)
@@ -181,6 +184,7 @@ class EulerCfgPlusPlus:
     s_noise: float
     uncond = True
     standard_noise = False
+    unscaled = True
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         return _one_per_step(sigmas)
@@ -211,6 +215,7 @@ class Res2s:
     eta: float
     uncond = False
     standard_noise = True
+    unscaled = True
 
     def calls(self, sigmas: Sequence[float]) -> tuple[Call, ...]:
         calls = []

@@ -75,4 +75,5 @@ def refinement(first: SampleJob, video: torch.Tensor, audio: torch.Tensor | None
         schedule=STAGE_2,
         sampler=refining_sampler(first.sampler),
         conditions=conditions,
+        add_noise=True,
     )

@@ -35,7 +35,7 @@ class EngineGuider:
         return self.handle.patcher
 
     def job(
-        self, parts: Latents, frame_rate: float, seed: int, sigmas: tuple[float, ...], schedule: str | None, sampler: Any, eta: float, watch: Watch
+        self, parts: Latents, frame_rate: float, seed: int, sigmas: tuple[float, ...], schedule: str | None, sampler: Any, eta: float, watch: Watch, add_noise: bool = True
     ) -> SampleJob:
         """What the engine samples. frame_rate 0: the latent's own, else the conditioning's, else 24."""
         engine = self.handle.engine
@@ -55,6 +55,7 @@ class EngineGuider:
             sampler=sampler,
             eta=eta,
             conditions=parts.conditions,
+            add_noise=add_noise,
         )
 
     def sample(self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None) -> Any:

@@ -28,6 +28,7 @@ class NativeSampler:
 
     uncond = False
     standard_noise = False
+    unscaled = False
 
     def __init__(
         self,

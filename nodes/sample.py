@@ -95,6 +95,12 @@ class LTX25Sampler(io.ComfyNode):
                     default=False,
                     tooltip="ltx2: noise levels by the number of tokens of the clip, as the official HQ pipeline does, instead of the same for every size.",
                 ),
+                io.Boolean.Input(
+                    "add_noise",
+                    optional=True,
+                    default=True,
+                    tooltip="Off: the latent has noise already, of a sampler before this one whose sigmas ended where these begin.",
+                ),
             ],
             outputs=[
                 io.Latent.Output("latent", tooltip="The clip, for the decode nodes. Carries its frame rate and seed."),
@@ -117,6 +123,7 @@ class LTX25Sampler(io.ComfyNode):
         eta=1.0,
         profile=False,
         token_shift=False,
+        add_noise=True,
     ) -> io.NodeOutput:
         engine, parts = own_guider(guider).handle.engine, split(latent)
         _check_clock(engine, parts, frame_rate)
@@ -125,12 +132,12 @@ class LTX25Sampler(io.ComfyNode):
         else:
             levels = sigmas_of(schedule, steps, parts.video[0, 0].numel()) if token_shift and parts.video is not None else sigmas_of(schedule, steps)
         with node_run(engine, bar="sample", previews=True) as run:
-            job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch)
+            job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch, add_noise)
             run.record.describe(**_facts(engine, job))
             sampled = engine.sample(job, run.watch, profile)
             run.tell(sampled.notices)
-        kept = finished(latent) if job.sigmas[-1] == 0 else latent  # with noise left, the rest of the steps needs the mask
-        out = {key: value for key, value in kept.items() if key not in CONSUMED}
+        whole = job.sigmas[-1] == 0  # with noise left, the rest of the steps needs the mask and the conditions
+        out = {key: value for key, value in (finished(latent) if whole else latent).items() if key not in CONSUMED or (key == "conditions" and not whole)}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
         return io.NodeOutput(out, report(sampled, run), _keyframes(sampled, parts, out))
 
@@ -166,7 +173,7 @@ def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:
             "frame_rate": job.frame_rate,
             "batch": len(job.audio if job.video is None else job.video),
         },
-        "settings": {"seed": job.seed, "schedule": job.schedule, "sampler": job.sampler, "eta": job.eta, "sigmas": list(job.sigmas), **guidance},
+        "settings": {"seed": job.seed, "schedule": job.schedule, "sampler": job.sampler, "eta": job.eta, "add_noise": job.add_noise, "sigmas": list(job.sigmas), **guidance},
     }
 
 

@@ -168,8 +168,7 @@ def _render(
     if second is not None:
         with keeping(Kept(clip.video, clip.audio, *made_by), output, FIRST_STAGE):
             clip = second.refine(job, clip, (*again, *heard), watch)
-    noisy = (f"the noise levels end at {job.sigmas[-1]:g}: that much noise is left in the clip; end --sigmas with 0.",) if job.sigmas[-1] > 0 else ()
-    for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices, *noisy)):
+    for notice in dict.fromkeys((*positive.told, *(negative.told if negative else ()), *clip.notices)):
         record.note("warning", text=notice)
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, *made_by)
@@ -201,6 +200,7 @@ def _job(engine: Engine, first: Request, whole: Request, batch: int) -> SampleJo
         sampler=first.sampler,
         eta=first.eta,
         conditions=(),
+        add_noise=True,
     )
 
 

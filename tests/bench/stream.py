@@ -145,7 +145,7 @@ def job(engine: Engine, options: argparse.Namespace) -> SampleJob:
     contexts = [Conditioning(*(torch.randn(1, 1024, size) for size in engine.context_widths), ()) for _ in range(2)]
     guided = [Bins.constant(Guidance(cfg, 1.0, 3.0, 0.7, frozenset([28]), 0)) for cfg in (3.0, 7.0)]
     sigmas = tuple(1 - step / options.steps for step in range(options.steps + 1))
-    return SampleJob(video, audio, None, None, 24.0, 0, *contexts, *guided, sigmas, None, "euler", 1.0, ())
+    return SampleJob(video, audio, None, None, 24.0, 0, *contexts, *guided, sigmas, None, "euler", 1.0, (), True)
 
 
 def link_rate(device: torch.device) -> float:

@@ -129,7 +129,7 @@ def _upscaled(engine: Engine, keyframes: torch.Tensor, upscaler: Path, watch: Wa
 def _job(engine: Engine, shape: VideoShape, seed: int) -> SampleJob:
     video, audio = empty_latents(shape, RATE, 1, engine.compression)
     plain = Bins.constant(OFF)
-    return SampleJob(video, audio, None, None, RATE, seed, UNKNOWN, None, plain, plain, DISTILLED, "distilled", "auto", 1.0, ())
+    return SampleJob(video, audio, None, None, RATE, seed, UNKNOWN, None, plain, plain, DISTILLED, "distilled", "auto", 1.0, (), True)
 
 
 if __name__ == "__main__":

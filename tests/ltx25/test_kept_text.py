@@ -52,7 +52,7 @@ def job(engine, stage, text="A cat on a table.", seed=1, side=64, **changes):
     video, audio = empty_latents(VideoShape(9, side, side), 24.0, 1, engine.compression)
     plain = SampleJob(
         video=video, audio=audio, video_mask=None, audio_mask=None, frame_rate=24.0, seed=seed, positive=engine.encode(text, WATCH), negative=None,
-        video_guidance=PLAIN, audio_guidance=PLAIN, sigmas=STAGES[stage], schedule=None, sampler="euler", eta=1.0, conditions=(),
+        video_guidance=PLAIN, audio_guidance=PLAIN, sigmas=STAGES[stage], schedule=None, sampler="euler", eta=1.0, conditions=(), add_noise=True,
     )  # fmt: skip
     return replace(plain, **changes)
 

@@ -15,7 +15,7 @@ from comfyui_ltx25.ltx25.conditions import (
     TemporalRegions,
 )
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob
-from comfyui_ltx25.ltx25.errors import FileError
+from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.guidance import OFF, Bins
 from comfyui_ltx25.ltx25.image import prepare_images
 from comfyui_ltx25.ltx25.instrument import Watch
@@ -56,6 +56,7 @@ def job(engine):
         sampler="euler_ancestral",
         eta=1.0,
         conditions=(),
+        add_noise=True,
     )
 
 
@@ -65,6 +66,7 @@ class Untouched:
 
     uncond = False
     standard_noise = False
+    unscaled = True
 
     def calls(self, sigmas):
         return ()
@@ -181,6 +183,48 @@ def test_strength_0_beside_the_clip_shows_nothing_but_what_is_made_there_is_seen
     made, again, plain = (engine.sample(replace(job, conditions=told), Watch()) for told in ((item,), (other,), ()))
     assert torch.equal(made.video, again.video) and torch.equal(made.audio, again.audio)
     assert not torch.equal(getattr(made, item.stream), getattr(plain, item.stream))
+
+
+def two_parts(engine, job, at=0.6, **between):
+    """The job's sampling cut where its sigmas are `at`, and the first part."""
+    cut = job.sigmas.index(at)
+    first = engine.sample(replace(job, sigmas=job.sigmas[: cut + 1]), Watch())
+    return engine.sample(replace(job, video=first.video, audio=first.audio, sigmas=job.sigmas[cut:], add_noise=False, **between), Watch()), first
+
+
+@pytest.mark.parametrize("told", ["nothing", "a mask", "a picture", "a faint picture", "something beside it", "its sound"])
+def test_a_sampling_in_two_parts_is_the_same_as_in_one(engine, job, told):
+    """What is kept is kept, and what is shown beside the clip is shown in both parts; only sums are rounded otherwise."""
+    picture = torch.randn(1, 128, 1, 2, 3)
+    changes = {
+        "nothing": {},
+        "a mask": {"video_mask": torch.tensor([0.0, 1.0, 1.0]).view(1, 1, 3, 1, 1).expand(1, 1, 3, 2, 3)},
+        "a picture": {"conditions": (Image(picture, 0, 1.0),)},
+        "a faint picture": {"conditions": (Image(picture, 0, 0.3),)},
+        "something beside it": {"conditions": (Image(picture, 9, 1.0), ReferenceAudio(job.audio[:, :, :5], 1.0))},
+        "its sound": {"conditions": (Frozen("audio"),)},
+    }[told]
+    whole = replace(job, sampler="euler", **changes)
+    wanted, (got, first) = engine.sample(whole, Watch()), two_parts(engine, whole)
+    for one, other in ((got.video, wanted.video), (got.audio, wanted.audio)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert any("noise levels end at 0.6: that much noise is left" in notice for notice in first.notices)
+    assert not any("noise levels end" in notice for notice in (*got.notices, *wanted.notices))
+    again = engine.sample(replace(whole, video=first.video, audio=first.audio, sigmas=whole.sigmas[1:]), Watch())
+    assert not torch.allclose(again.video, wanted.video, atol=0.05), "with add_noise it is another clip"
+
+
+def test_what_is_left_is_what_the_hosts_samplers_leave(engine, job):
+    """x / (1 - sigma): at the end of no step, x is noise and latent by their shares."""
+    left = engine.sample(replace(job, sampler=Untouched(), sigmas=(0.75, 0.5)), Watch()).video
+    torch.testing.assert_close(left, (0.25 * job.video + 0.75 * grid(engine, job.seed, job.video)) / (1 - 0.5))
+
+
+def test_keyframes_are_not_made_in_parts(engine, job):
+    told = replace(job, conditions=(KeyframeSlots((8,), None),))
+    for part in (replace(told, sigmas=(1.0, 0.5)), replace(told, sigmas=(0.5, 0.0), add_noise=False)):
+        with pytest.raises(InputError, match="keyframes are made in one sampling: let the noise levels end with 0 and add_noise on"):
+            engine.sample(part, Watch())
 
 
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):

@@ -44,5 +44,6 @@ def job(engine: Engine, seed: int = 5, frames: int = 2, steps: int = 2, **change
         sampler="euler",
         eta=1.0,
         conditions=(),
+        add_noise=True,
     )
     return replace(made, **changes)

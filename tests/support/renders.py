@@ -36,7 +36,7 @@ def sampled(
     job = SampleJob(
         video=video, audio=audio, video_mask=None, audio_mask=None, frame_rate=24.0, seed=1,
         positive=conditioning or engine.encode(text, WATCH), negative=None, video_guidance=plain, audio_guidance=plain,
-        sigmas=sigmas, schedule=None, sampler="euler", eta=1.0, conditions=(),
+        sigmas=sigmas, schedule=None, sampler="euler", eta=1.0, conditions=(), add_noise=True,
     )  # fmt: skip
     return engine.sample(job, watch)
 

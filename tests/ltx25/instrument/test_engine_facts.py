@@ -37,7 +37,7 @@ def job(engine):
     return SampleJob(
         video=torch.zeros(1, config.in_channels, 2, 2, 3), audio=torch.zeros(1, 8, 9, 16), video_mask=None, audio_mask=None, frame_rate=24.0, seed=5,
         positive=text, negative=text, video_guidance=Bins.constant(CFG), audio_guidance=Bins.constant(OFF), sigmas=(1.0, 0.7, 0.4, 0.0), schedule=None, sampler="euler", eta=1.0,
-        conditions=(),
+        conditions=(), add_noise=True,
     )  # fmt: skip
 
 
