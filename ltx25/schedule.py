@@ -48,7 +48,8 @@ def ltx2(
 
     With u = 1/s - 1 for s even from 1 to 0 and a = e^-shift: sigma = 1 / (1 + a u), then 1 - sigma is scaled so that the
     last one is 1 - terminal. Here in closed form and float64, rounded to float32 once: the official float32 order is NaN
-    for one step and collapses from about 45 000 tokens on. Elsewhere the two differ by less than 1e-6.
+    for one step, and its 1 - sigma loses digits as tokens grow. Largest difference, of 8 to 60 steps: less than 1e-6 up to
+    10 000 tokens, 2e-5 at 20 000, 9e-4 at 30 000, 2e-2 at 40 000; from about 45 000 on the official one collapses.
     """
     if steps < 1:
         raise InputError(f"steps {steps} is too few; the least is 1 and the model was tuned for {STEPS}.")

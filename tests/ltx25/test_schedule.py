@@ -73,6 +73,17 @@ def test_float32_collapse_of_the_official_order_is_gone(steps, tokens):
     assert sigmas[-2] == pytest.approx(0.1, abs=1e-6)
 
 
+def test_the_official_float32_order_is_off_by_as_much_as_is_said():
+    def official(steps, tokens):
+        even, odds = torch.linspace(1, 0, steps + 1)[:-1], math.exp(0.95 + (tokens - 1024) * 1.1 / 3072)
+        rest = 1 - odds / (odds + (1 / even - 1))
+        return 1 - rest / (rest[-1] / 0.9)
+
+    off = {tokens: max((official(n, tokens) - torch.tensor(ltx2(n, tokens)[:-1])).abs().max().item() for n in range(8, 61)) for tokens in (10_000, 20_000, 30_000, 40_000)}
+    assert off[10_000] < 1e-6
+    assert [off[tokens] for tokens in (20_000, 30_000, 40_000)] == pytest.approx([2e-5, 9e-4, 2e-2], rel=0.2)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 200_000))
 def test_ltx2_falls_from_one_to_zero(steps, tokens):
