@@ -93,7 +93,7 @@ def differences(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
             found += [(f"{name}.{part}", was.get(part), now.get(part)) for part in dict.fromkeys([*was, *now]) if was.get(part) != now.get(part)]
         elif was != now:
             found.append((name, was, now))
-    traced = [len({event.get("group") for event in run.of("profile")}) for run in (a, b)]
+    traced = [len(run.traced) for run in (a, b)]
     if traced[0] != traced[1]:
         found.append(("steps under a profiler", *traced))
     return found

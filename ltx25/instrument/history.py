@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,10 +63,26 @@ class Run:
         return f"{phase}: {at}" if at else phase
 
     @property
+    def traced(self) -> set[tuple[Any, Any]]:
+        """(phase, number in it from 0) of the groups that ran under a profiler. Older records tell the phase by where the line stands."""
+        found, sampling = set(), None
+        for event in self.events:
+            if event["event"] == "phase" and event.get("state") == "open" and event.get("unit") == "forward":
+                sampling = event.get("id")
+            elif event["event"] == "profile":
+                found.add((event.get("id") or sampling, event.get("group")))
+        return found
+
+    @property
     def untraced(self) -> list[dict[str, Any]]:
-        """Forwards without those that ran under a profiler, whose own cost is in them. Only one phase of a run is profiled."""
-        traced = {event.get("group") for event in self.of("profile")}
-        return [forward for number, forward in enumerate(self.forwards) if number not in traced]
+        """Forwards without those that ran under a profiler, whose own cost is in them."""
+        traced, counts, plain = self.traced, Counter(), []
+        for forward in self.forwards:
+            phase = forward.get("id")
+            if (phase, counts[phase]) not in traced:
+                plain.append(forward)
+            counts[phase] += 1
+        return plain
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [entry for entry in self.events if entry["event"] == event]

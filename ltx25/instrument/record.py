@@ -176,8 +176,8 @@ class RunRecord(Sink):
         self._write("beat", **self._where(phase), elapsed=phase.elapsed, host_memory=phase.host_memory)
 
     def noted(self, event: str, text: str, facts: dict[str, Any]) -> None:
-        if facts.get("begin") is not None:
-            facts = {**facts, "begin": facts["begin"] - self._zero}
+        if facts.get("begin") is not None:  # inside a phase: the innermost that is open
+            facts = {**facts, "begin": facts["begin"] - self._zero, "id": max(self._ids.values(), default=None)}
         self._write(event, **facts, text=text)
 
     def _forward(self, phase: Phase, number: int | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
+from comfyui_ltx25.ltx25.instrument import Forwards, Group, RunRecord, Watch
 from comfyui_ltx25.ltx25.instrument.costs import Measured, law_of, measured_series, phase_rates, rate_of
 from comfyui_ltx25.ltx25.instrument.flops import ONE_LEG, group_flops
 from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
@@ -199,6 +199,32 @@ def test_other_settings_are_another_series(tmp_path, monkeypatch):
     one = render(tmp_path, clock, 768, 448, 25)
     two = render(tmp_path, clock, 768, 448, 25, device="Another card")
     assert len(measured_series([read_run(one.path), read_run(two.path)])) == 2
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_groups_under_the_tracer_are_counted_in_their_own_sampling(tmp_path, monkeypatch, older):
+    """The second sampler of a graph is traced, its first try ran out of memory: number 2 is that of the third phase."""
+    clock = Clock(monkeypatch)
+    work = {"legs": "cond", "kind": "", "groups": 4, "linear": 1.0, "attention": 1.0}
+    with RunRecord(tmp_path, {"device": "Toy card"}) as record:
+        for traced, seconds, end in ((), 1.0, 4), ((2,), 2.0, 3), ((2,), 2.0, 4):
+            watch = Watch([record])
+            with watch.phase("profile.selftest"):
+                clock.sleep(1.0)
+            with watch.phase("sample", total=4, unit="forward", tokens={"video": 100}, model="m", work=[work]) as phase:
+                forwards = Forwards(phase, [Group(n + 1, ("cond",), "", n in traced) for n in range(4)])
+                for number in range(end):
+                    if number in traced:
+                        watch.note("profile", "", group=number, begin=clock.now)
+                    clock.sleep(9 * seconds if number in traced else seconds)
+                    forwards.finished(9 * seconds if number in traced else seconds)
+    if older:
+        record.path.write_text(re.sub(r'("event":"profile".*),"id":\d+', r"\1", record.path.read_text()))
+    run = read_run(record.path)
+    assert [event.get("id") for event in run.of("profile")] == ([None, None] if older else [4, 6])
+    assert run.traced == {(4, 2), (6, 2)}
+    (measured,) = measured_series([run]).values()
+    assert measured.seconds == {(100, 0): [[1.0] * 3, [2.0], [2.0] * 2]} and measured.first == {(100, 0): [1.0, 2.0, 2.0]}
 
 
 def test_groups_under_the_tracer_count_in_no_law(tmp_path, monkeypatch):

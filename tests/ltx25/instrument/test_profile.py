@@ -172,6 +172,7 @@ def test_one_call_of_a_transformer_is_profiled_and_the_next_one_without_graphs(t
     assert traced[0]["selftest"]["flops"] == 1e12
     sample = next(row for row in run.phases if row["name"] == "sample")
     assert sample["start"] <= traced[0]["begin"] <= sample["start"] + sample["wall"]
+    assert run.traced == {(sample["id"], 2), (sample["id"], 3)}
     assert len(dit.texts) == 2 and "host gaps" in dit.texts[0]
 
 
