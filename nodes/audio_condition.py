@@ -60,7 +60,7 @@ class LTX25AudioCondition(io.ComfyNode):
                 raise InputError("The latent holds audio only: with a soundtrack kept there is nothing left to make; use Empty LTX-2.5 Latent.")
             frames = engine.engine.video_shape(parts.video).frames
             sound = encode_soundtrack(engine.engine, wave, rate, frames, parts.frame_rate or FRAME_RATE, run.watch)
-        samples = join(parts.video, sound.expand(batch, -1, -1, -1).to(parts.video.device))
+        samples = join(parts.video, sound.expand(batch, -1, -1, -1))
         return io.NodeOutput(with_conditions({**latent, "samples": samples}, Frozen("audio")))
 
 

@@ -52,7 +52,10 @@ def model_path(category: str, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Latents:
-    """A LATENT taken apart: (B, C, t, h, w) and (B, C, n, bins), None: not there. Masks as the host has them, 1 = generate."""
+    """A LATENT taken apart: (B, C, t, h, w) and (B, C, n, bins), None: not there. Masks as the host has them, 1 = generate.
+
+    All tensors are on the CPU, wherever the host keeps latents (--gpu-only: on the card): what is made beside them is there.
+    """
 
     video: torch.Tensor | None
     audio: torch.Tensor | None
@@ -138,8 +141,8 @@ def with_conditions(latent: dict[str, Any], *items: Any) -> dict[str, Any]:
 
 
 def streams(samples: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(video, audio) of LATENT samples; raises InputError for shapes that are neither."""
-    tensors = list(samples.unbind()) if samples.is_nested else [samples]
+    """(video, audio) of LATENT samples, on the CPU; raises InputError for shapes that are neither."""
+    tensors = [grid.cpu() for grid in (samples.unbind() if samples.is_nested else [samples])]
     shapes = [tuple(tensor.shape) for tensor in tensors]
     dims = [tensor.ndim for tensor in tensors]
     if dims == [5, 4]:
@@ -155,13 +158,14 @@ def streams(samples: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def masks(noise_mask: Any, has_video: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(video, audio) masks. A plain mask belongs to the video where there is one; a stream without a mask is generated whole."""
+    """(video, audio) masks, on the CPU. A plain mask belongs to the video where there is one; a stream without one is generated whole."""
     if noise_mask is None:
         return None, None
     if noise_mask.is_nested:
-        video, audio = (*noise_mask.unbind(), None)[:2]
+        video, audio = (*(mask.cpu() for mask in noise_mask.unbind()), None)[:2]
         return video, audio
-    return (noise_mask, None) if has_video else (None, noise_mask)
+    mask = noise_mask.cpu()
+    return (mask, None) if has_video else (None, mask)
 
 
 def join(video: torch.Tensor | None, audio: torch.Tensor | None) -> Any:
@@ -181,7 +185,7 @@ def conditioning_out(encoded: Conditioning) -> list:
 
 @dataclass(frozen=True)
 class Entry:
-    """The one entry of a CONDITIONING: (1, n, D + Da), still to be connected or not."""
+    """The one entry of a CONDITIONING: (1, n, D + Da) on the CPU, still to be connected or not."""
 
     context: torch.Tensor
     unprocessed: bool
@@ -201,7 +205,7 @@ def conditioning_in(conditioning: list, slot: str) -> Entry:
         raise InputError(f"{slot} is limited to a range of steps or to a strength, which this engine does not use; connect the text directly.")
     if context.ndim != 3 or context.shape[0] != 1:
         raise InputError(f"{slot} has shape {tuple(context.shape)}, wanted (1, tokens, width) as Encode Gemma Text makes it.")
-    return Entry(context, bool(extras.get("unprocessed_ltxav_embeds", False)), extras.get("frame_rate"), tuple(extras.get(NOTICES, ())))
+    return Entry(context.cpu(), bool(extras.get("unprocessed_ltxav_embeds", False)), extras.get("frame_rate"), tuple(extras.get(NOTICES, ())))
 
 
 def contexts(entry: Entry, engine: Engine, watch: Watch) -> Conditioning:

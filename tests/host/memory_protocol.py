@@ -22,6 +22,8 @@ import comfy.memory_management as ram  # noqa: E402
 import comfy.model_management as mm  # noqa: E402
 import torch  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
+from comfy.nested_tensor import NestedTensor  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 GB = 1 << 30
 CARD = torch.device("cuda", 0)
@@ -35,6 +37,7 @@ nodes = types.ModuleType("pack.nodes")  # the package without its node list, whi
 nodes.__path__ = [str(Path(pack) / "nodes")]
 sys.modules["pack.nodes"] = nodes
 from pack.ltx25.part import host_spare  # noqa: E402
+from pack.nodes import bridge  # noqa: E402
 from pack.nodes.patcher import HostArbiter  # noqa: E402
 
 
@@ -201,6 +204,15 @@ try:
     copy.get_model_object("model_sampling")
 except AttributeError as error:
     out["as others use it"]["refused"] = str(error)
+with FakeTensorMode():  # tensors of the card that have no content
+    video, audio = torch.zeros(1, 128, 3, 2, 2, device=CARD), torch.zeros(1, 8, 18, 16, device=CARD)
+    masks = torch.zeros(1, 1, 3, 2, 2, device=CARD), torch.zeros(1, 1, 18, 16, device=CARD)
+    parts = bridge.split({"samples": NestedTensor((video, audio)), "noise_mask": NestedTensor(masks)})
+    single = bridge.split({"samples": video, "noise_mask": masks[0]})
+    taken = [*bridge.streams(NestedTensor((video, audio))), parts.video_mask, parts.audio_mask, single.video, single.video_mask]
+    taken.append(bridge.keyframes_in({"samples": torch.zeros(1, 128, 1, 2, 2, device=CARD)}, 1, 1))
+    taken.append(bridge.conditioning_in([[torch.zeros(1, 128, 6144, device=CARD), {}]], "positive").context)
+    out["taken to"] = {"before": str(video.device), "after": sorted({str(tensor.device) for tensor in taken})}
 out["host memory left"] = [host_spare() // GB]
 for headroom in (10 * GB, 1 * GB, 0):  # for a prompt with the default cache, a smaller one, and after it
     ram.set_ram_cache_release_state(None, headroom)

@@ -80,6 +80,11 @@ def test_nodes_of_others_may_copy_and_ask_the_patcher_of_a_guider(protocol):
     assert used == {"same model": True, "weights": [{}, {}, {}, []], "patched": True, "held": 0, "dtype": None}
 
 
+def test_latents_that_the_host_keeps_on_the_card_meet_what_is_made_beside_them_on_the_cpu(protocol):
+    """--gpu-only. Where masks were on the card, an extension was a crash of two devices."""
+    assert protocol["taken to"] == {"before": "cuda:0", "after": ["cpu"]}
+
+
 def test_parked_weights_leave_what_the_hosts_cache_of_outputs_wants_free(protocol):
     """Less, and the host would forget a finished clip's latent: the next prompt samples it again."""
     assert protocol["host memory left"] == [4, 12, 4, 4, 4]
