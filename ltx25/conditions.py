@@ -369,6 +369,13 @@ def _strength(strength: float) -> float:
     return strength
 
 
+def from_start(item: Condition, frames: int) -> Condition:
+    """An item of a clip of `frames`, with a frame that counts from that clip's end counted from its start. Raises InputError."""
+    if isinstance(item, AttentionStrength):
+        return replace(item, item=from_start(item.item, frames))
+    return replace(item, frame=pixel_frame(item.frame, frames)) if isinstance(item, (Image, KeyframeIndex)) and item.frame < 0 else item
+
+
 def _frame(frame: int, draft: Draft) -> int:
     return pixel_frame(frame, draft.shape.pixels(draft.compression).frames)
 

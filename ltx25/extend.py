@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .conditions import Condition, Frozen, TemporalRegions
+from .conditions import Condition, Frozen, TemporalRegions, from_start
 from .errors import InputError
 from .latents import audio_positions, mask_tokens, video_positions
 from .shapes import AudioLatentShape, Compression, VideoLatentShape
@@ -65,12 +65,14 @@ def settled(
     audio: torch.Tensor | None,
     video_mask: torch.Tensor | None,
     audio_mask: torch.Tensor | None,
+    frames: int,
     frame_rate: float,
     compression: Compression,
 ) -> Settled:
     """What keeps a stream, whole or outside of stretches, as masks of the clip as it is now, for a clip that grows.
 
-    Kept as conditions they would keep the part that is added, too, which is empty. Grids and masks as in `extend`.
+    Kept as conditions they would keep the part that is added, too, which is empty. What stands at a frame from the end of the
+    clip of `frames` pixel frames stays there: the end of the longer one is another. Grids and masks as in `extend`.
     """
     masks = {"video": video_mask, "audio": audio_mask}
     grids = {"video": video} if audio is None else {"video": video, "audio": audio}
@@ -84,7 +86,8 @@ def settled(
             positions = video_positions(shape, compression, frame_rate) if name == "video" else audio_positions(shape)
             made = _by_token(grid, TemporalRegions(name, tuple(windows)).touched(positions).float())
             masks[name] = made if masks[name] is None else made * _fitting(grid, masks[name])
-    return Settled(tuple(item for item in conditions if not isinstance(item, (Frozen, TemporalRegions))), masks["video"], masks["audio"])
+    rest = tuple(from_start(item, frames) for item in conditions if not isinstance(item, (Frozen, TemporalRegions)))
+    return Settled(rest, masks["video"], masks["audio"])
 
 
 def _longer(grid: torch.Tensor, wanted: int) -> torch.Tensor:

@@ -129,7 +129,7 @@ class LTX25Extend(io.ComfyNode):
         if empty(parts.video) and EXTENSION not in latent:
             raise InputError("There is no clip to make longer yet, the video of the latent is empty; use Encode Video VAE or LTX-2.5 Sampler, or ask for all frames in Empty LTX-2.5 Latent.")
         rate, compression = parts.frame_rate or FRAME_RATE, engine.engine.compression
-        kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, rate, compression)
+        kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, engine.engine.video_shape(parts.video).frames, rate, compression)
         audio_mask = kept.audio_mask
         if audio_mask is None and parts.audio is not None and empty(parts.audio):  # a given picture without sound: all of it is made
             audio_mask = whole_mask(parts.audio)

@@ -219,18 +219,17 @@ def _padded(latent: dict[str, Any], clip: Clip, frames: int, compression: Compre
         return latent
     parts = split(latent)
     rate = parts.frame_rate or FRAME_RATE
-    kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, rate, compression)
+    kept = settled(parts.conditions, parts.video, parts.audio, parts.video_mask, parts.audio_mask, clip.size.frames, rate, compression)
     video_mask, audio_mask = (
         whole_mask(grid) if grid is not None and mask is None else mask for grid, mask in ((parts.video, kept.video_mask), (parts.audio, kept.audio_mask))
     )
     longer = extend(parts.video, parts.audio, video_mask, audio_mask, frames - clip.whole, rate, compression)
-    # counted from the end of the clip itself: a loop's last frame is not that of the padding
-    told = tuple(replace(item, frame=pixel_frame(item.frame, clip.size.frames)) if isinstance(item, KeyframeIndex) else item for item in kept.conditions)
-    out = {**latent, "samples": join(longer.video, longer.audio), "clip_frames": clip.size.frames, "conditions": told}
-    if len(told) < len(parts.conditions):
-        out["noise_mask"] = out[EXTENSION] = join(longer.video_mask, longer.audio_mask)
-    elif "noise_mask" in latent:
+    out = {**latent, "samples": join(longer.video, longer.audio), "clip_frames": clip.size.frames, "conditions": kept.conditions}
+    masked = len(kept.conditions) < len(parts.conditions)
+    if masked or "noise_mask" in latent:
         out["noise_mask"] = join(longer.video_mask, longer.audio_mask)
+        if masked or latent["noise_mask"] is latent.get(EXTENSION):  # of LTX-2.5 Extend: it goes when the clip is sampled
+            out[EXTENSION] = out["noise_mask"]
     return out
 
 

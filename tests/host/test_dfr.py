@@ -46,6 +46,23 @@ def test_two_rounds_of_a_padded_clip_end_in_four_times_the_frames_that_were_aske
         assert abs(sum(frame.samples for frame in container.decode(audio=0)) - round(161 / 96 * 48000)) <= 1024
 
 
+def test_an_extension_in_segments_is_one_clip_once_it_is_sampled(host, api, find, inspect):
+    """17 frames, 24 more and a loop, in a canvas of 49: the mask of the extension goes, what it kept is as it was."""
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler = find(prompt, "LoadLTX25Checkpoint"), find(prompt, "LTX25Sampler")
+    prompt["clip"] = {"class_type": "ProbeLatent", "inputs": {"video": "[1, 128, 3, 2, 2]", "audio": "[1, 8, 18, 16]"}}
+    prompt["longer"] = {"class_type": "LTX25Extend", "inputs": {"engine": [load, 0], "latent": ["clip", 0], "frames": 24, "loop": True}}
+    prompt["slots"] = {"class_type": "LTX25KeyframeSlots", "inputs": {"engine": [load, 0], "latent": ["longer", 0], "count": 0, "frames": "", "grid": "segments"}}
+    prompt["levels"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": "1.0, 0.0"}}
+    prompt[sampler]["inputs"].update(latent=["slots", 0], sigmas=["levels", 0], sampler="euler")
+    prompt["kept"] = {"class_type": "ProbeFrames", "inputs": {"latent": [sampler, 0], "start": 0, "count": 3, "audio": 18}}
+    asked, given, made, kept = (inspect(prompt, key) for key in ("slots", "clip", sampler, "kept"))
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    assert "noise_mask" in asked(run) and asked(run)["clip_frames"] == 41
+    assert [part["shape"][2] for part in made(run)["samples"]["nested"]] == [7, 51] and "noise_mask" not in made(run)
+    assert [part["digest"] for part in kept(run)["samples"]["nested"]] == [part["digest"] for part in given(run)["samples"]["nested"]]
+
+
 def test_a_padded_clip_is_decoded_as_long_as_it_was_asked_for(host, api, find, inspect):
     """Also without any round: 17 frames in a canvas of 25, picture and sound; and zero rounds cut it as the decoders do."""
     prompt = api("dfr_tiny")

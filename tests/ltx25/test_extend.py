@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25.conditions import Frozen, KeyframeIndex, TemporalRegions
+from comfyui_ltx25.ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, TemporalRegions
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.extend import extend, settled
 from comfyui_ltx25.ltx25.shapes import PUBLISHED_COMPRESSION
@@ -28,7 +28,7 @@ def test_masks_that_were_there_still_hold():
 
 def grown(conditions, video_mask=None, audio_mask=None):
     """Video masks by latent frame and audio masks by latent frame of a clip that keeps `conditions` and grows by 8 frames."""
-    kept = settled(conditions, VIDEO, AUDIO, video_mask, audio_mask, 24.0, PUBLISHED_COMPRESSION)
+    kept = settled(conditions, VIDEO, AUDIO, video_mask, audio_mask, 17, 24.0, PUBLISHED_COMPRESSION)
     longer = extend(VIDEO, AUDIO, kept.video_mask, kept.audio_mask, 8, 24.0, PUBLISHED_COMPRESSION)
     return kept.conditions, longer.video_mask[0, 0, :, 1, 1].tolist(), longer.audio_mask[0, 0, :, 1].tolist()
 
@@ -36,11 +36,19 @@ def grown(conditions, video_mask=None, audio_mask=None):
 @pytest.mark.parametrize("stream, old, new", [("video", 3, 1), ("audio", 18, 8)])
 def test_a_kept_stream_is_kept_as_far_as_it_goes_and_made_from_there(stream, old, new):
     """Also where a mask would make it: what is kept as a whole is not made in parts."""
-    rest = KeyframeIndex(VIDEO[:, :, :1], -1, 1.0, 1)
+    rest = KeyframeIndex(VIDEO[:, :, :1], 9, 1.0, 1)
     masks = {f"{stream}_mask": torch.ones(1, 1, *(VIDEO if stream == "video" else AUDIO).shape[2:])}
     items, *both = grown((Frozen(stream), rest), **masks)
     assert items == (rest,)
     assert both[stream == "audio"] == [0.0] * old + [1.0] * new
+
+
+def test_what_stands_at_a_frame_from_the_end_stays_there_where_the_clip_becomes_longer():
+    """A loop's last frame is that of the clip, not of the padding behind it, which is cut away; so in what wraps it."""
+    loop, picture = KeyframeIndex(VIDEO[:, :, :1], -1, 1.0, 1), Image(VIDEO[:, :, :1], -17, 1.0)
+    (looped, shown, wrapped), *_ = grown((loop, picture, AttentionStrength(AttentionStrength(loop, 0.5), 0.25)))
+    assert (looped.frame, shown.frame, wrapped.item.item.frame) == (16, 0, 16)
+    assert looped.latent is loop.latent and (wrapped.attention, wrapped.item.attention) == (0.25, 0.5)
 
 
 def test_stretches_of_a_clip_that_grows_are_made_beside_what_is_added():
