@@ -2,6 +2,7 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -98,6 +99,19 @@ def test_x3_installing_builds_nothing_and_pins_nothing_heavy():
 def test_x2_the_supported_host_is_declared():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
     assert tomllib.loads((PACK / "pyproject.toml").read_text())["tool"]["comfy"]["requires-comfyui"] == ">=0.33.0"
+
+
+def test_a_published_archive_leaves_out_tests_and_nothing_that_a_run_needs():
+    """Beside the packages: what the host reads of a pack's folder, and what its users do."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    patterns = [line for line in (PACK / ".comfyignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"/[\w.]+/", pattern) for pattern in patterns), "each names one folder at the top, and no more"
+    left_out = {pattern.strip("/") for pattern in patterns}
+    packages = tomllib.loads((PACK / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    needed = {package.split(".")[1] for package in packages if "." in package} | {"__init__.py", "locales", "workflows", "pyproject.toml", "README.md", "LICENSE"}
+    there = {path.name for path in PACK.iterdir()}
+    assert needed <= there and left_out <= there and not needed & left_out
+    assert "tests" in left_out
 
 
 BY_PYTEST = [path for path in sorted((PACK / "tests" / "bench").glob("*.py")) if "\ndef test_" in path.read_text()]
