@@ -37,7 +37,7 @@ class EncodeGemmaText(io.ComfyNode):
     @classmethod
     def execute(cls, engine, text="") -> io.NodeOutput:
         with node_run(engine.engine, bar="text.tower") as run:
-            run.record.describe(prompts={f"prompt {len(run.record.phases)}": text})
+            run.record.describe(prompts={f"prompt {run.record.prompts}": text})
             encoded = engine.engine.encode(text, run.watch)
             run.tell((*encoded.notices, *encoded.told))
         return io.NodeOutput(conditioning_out(encoded))

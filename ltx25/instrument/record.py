@@ -101,12 +101,17 @@ class RunRecord(Sink):
         """Add to the header what was not known when the run began (geometry, tokens, legs in a node graph)."""
         self.header.update(facts)
         self._prompts.update(prompts or {})
-        told = {"prompts": prompts_facts(prompts, self._keep_prompts)} if prompts else {}
+        told = {"prompts": prompts_facts(self._prompts, self._keep_prompts)} if prompts else {}  # all: a reader keeps the last
         self._write("about", **facts, **told)
 
     def note(self, event: str, **facts: Any) -> None:
         """One line of another kind: "profile", "choice" (a back end picked by timing), "warning"."""
         self._write(event, **facts)
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts it was told."""
+        return len(self._prompts)
 
     @property
     def accounted(self) -> float | None:
@@ -200,11 +205,11 @@ class RunRecord(Sink):
     def _error(self, error: BaseException | None) -> str | None:
         if error is None:
             return None
-        return self._redacted(f"{type(error).__name__}: {error}".split("\n", 1)[0][:500])
+        return self._redacted(f"{type(error).__name__}: {error}").split("\n", 1)[0][:500]  # what is left of a prompt would not be found
 
     def _redacted(self, text: str) -> str:
         if not self._keep_prompts:
-            for prompt in self._prompts.values():
+            for prompt in sorted(self._prompts.values(), key=len, reverse=True):  # one may begin with another
                 if len(prompt) > 3:
                     text = text.replace(prompt, "[prompt]")
         return text

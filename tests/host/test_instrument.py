@@ -120,6 +120,14 @@ def test_one_prompt_leaves_one_whole_record_without_its_words(host, api, find):
     assert words not in json.dumps(events)
     done = [event for event in events if event["event"] == "forward" and event["state"] == "done"]
     assert done[-1]["last"] == done[-1]["of"]
+    prompt = api("text_to_video_tiny")  # two texts, known by now or not: both are counted
+    prompt[find(prompt, "LTX25Guider")]["inputs"]["stg_blocks"] = "99"
+    for legs in ("auto", "sequential"):  # another engine, which has both texts from memory
+        prompt[find(prompt, "LoadLTX25Checkpoint")]["inputs"]["legs"] = legs
+        assert host.run(prompt).status == "error"
+    (*_, about) = [event for event in newest_record(host) if event["event"] == "about"]
+    texts = [len(node["inputs"]["text"]) for node in prompt.values() if node["class_type"] == "EncodeGemmaText"]
+    assert sorted(told["characters"] for told in about["prompts"].values()) == sorted(texts) and len(texts) == 2
 
 
 def test_clips_of_one_prompt_are_booked_at_their_own_sizes(host, api, find):

@@ -312,14 +312,17 @@ PROMPT = "a lighthouse in a storm, seen from the sea"
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_prompt_text_is_kept_only_when_asked_for(tmp_path, keep):
+    long = "waves and waves, " * 100 + "\nand gulls"
     record = RunRecord(tmp_path, {}, {"prompt": PROMPT}, record_prompts=keep)
     with pytest.raises(ValueError), record:
         with Watch([record]).phase("text.tokenize") as phase:
             phase.within(f"cutting '{PROMPT}'")
         record.describe({"negative": PROMPT + " at night"})
-        raise ValueError(f"cannot encode {PROMPT}")
+        record.describe({"long": long})
+        assert record.prompts == 3
+        raise ValueError(f"cannot encode {PROMPT} and {PROMPT} at night: {long}")
     text = record.path.read_text()
-    assert (PROMPT in text) == keep
+    assert all((words in text) == keep for words in (PROMPT, "at night", "waves"))
     assert read_run(record.path).header["prompts"]["negative"]["characters"] == len(PROMPT) + 9
 
 
