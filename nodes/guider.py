@@ -7,11 +7,12 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..ltx25.engine import SampleJob
+from ..ltx25.engine import Engine, SampleJob
 from ..ltx25.errors import InputError
 from ..ltx25.guidance import Bins, Guidance, TextRule, parse_stg_blocks
 from ..ltx25.guidance_text import by_sigma
 from ..ltx25.instrument import Watch
+from ..ltx25.shapes import LATENTS_PER_SECOND, AudioLatentShape
 from .bridge import FRAME_RATE, Entry, Latents, conditioning_in, contexts, join, split
 from .load import EngineType
 from .native import NativeSampler
@@ -72,9 +73,28 @@ class EngineGuider:
 
             native = NativeSampler(sampler, noise, latent_image, sigmas, seed, step_done)
             levels = tuple(float(sigma) for sigma in sigmas)
-            sampled = self.handle.engine.sample(self.job(parts, 0.0, seed or 0, levels, None, native, 0.0, run.watch), run.watch)
-            run.tell(sampled.notices)
+            job = self.job(parts, 0.0, seed or 0, levels, None, native, 0.0, run.watch)
+            sampled = self.handle.engine.sample(job, run.watch)
+            run.tell((*sampled.notices, *clock_notices(self.handle.engine, parts, job.frame_rate)))
         return join(sampled.video, sampled.audio)
+
+
+def apart_by(engine: Engine, parts: Latents, rate: float) -> str:
+    """In words, how far picture and sound of the latent are apart at `rate` frames a second; nothing where each is as long as the
+    other, to a latent frame of sound.
+    """
+    if parts.video is None or parts.audio is None:
+        return ""
+    frames, sound = engine.video_shape(parts.video).frames, parts.audio.shape[2]
+    if abs(AudioLatentShape.of_clip(frames, rate).frames - sound) <= 1:
+        return ""
+    return f"the sound of the latent is {sound / LATENTS_PER_SECOND:.2f} s long, and its {frames} frames at {rate:g} a second are {frames / rate:.2f} s"
+
+
+def clock_notices(engine: Engine, parts: Latents, rate: float) -> list[str]:
+    """What to tell of a latent that has no frame rate of its own and is sampled at `rate`."""
+    apart = "" if parts.frame_rate else apart_by(engine, parts, rate)
+    return [f"{apart[0].upper()}{apart[1:]}: is another frame_rate meant?"] if apart else []
 
 
 def own_guider(guider: Any) -> EngineGuider:

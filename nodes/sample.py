@@ -14,9 +14,8 @@ from ..ltx25.errors import InputError
 from ..ltx25.instrument.units import path_text
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
-from ..ltx25.shapes import AudioLatentShape
 from .bridge import Latents, finished, join, keyframes_out, split
-from .guider import own_guider
+from .guider import apart_by, clock_notices, own_guider
 from .run import NodeRun, node_run
 
 # Keys of the latent that the sampler has used up, or that describe an empty latent only.
@@ -135,7 +134,7 @@ class LTX25Sampler(io.ComfyNode):
             job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch, add_noise)
             run.record.describe(**_facts(engine, job))
             sampled = engine.sample(job, run.watch, profile)
-            run.tell(sampled.notices)
+            run.tell((*sampled.notices, *clock_notices(engine, parts, job.frame_rate)))
         whole = job.sigmas[-1] == 0  # with noise left, the rest of the steps needs the mask and the conditions
         out = {key: value for key, value in (finished(latent) if whole else latent).items() if key not in CONSUMED or (key == "conditions" and not whole)}
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
@@ -143,15 +142,9 @@ class LTX25Sampler(io.ComfyNode):
 
 
 def _check_clock(engine: Engine, parts: Latents, frame_rate: float) -> None:
-    """Raise InputError for a frame rate at which picture and sound of the latent are not equally long: one would be cut."""
-    if not frame_rate or parts.frame_rate in (None, frame_rate) or parts.video is None or parts.audio is None:
-        return
-    frames, sound = engine.video_shape(parts.video).frames, parts.audio.shape[2]
-    if AudioLatentShape.of_clip(frames, frame_rate).frames != sound:
-        raise InputError(
-            f"the sound of the latent is as long as {frames} frames at {parts.frame_rate:g} a second, and frame_rate is {frame_rate:g}; set it to 0, "
-            f"and frame_rate to {frame_rate:g} in Empty LTX-2.5 Latent or Encode Video VAE."
-        )
+    """Raise InputError for a frame rate, 0: none, at which picture and sound of the latent are not equally long: one would be cut."""
+    if frame_rate and frame_rate != parts.frame_rate and (apart := apart_by(engine, parts, frame_rate)):
+        raise InputError(f"{apart}; set frame_rate to 0 here, and to {frame_rate:g} in the node that the latent is from, such as Empty LTX-2.5 Latent or Encode Video VAE.")
 
 
 def _keyframes(sampled: Sampled, parts: Latents, clip: dict[str, Any]) -> Any:

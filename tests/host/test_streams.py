@@ -102,7 +102,10 @@ def test_our_keys_and_the_frame_rate_travel_with_the_latent(host, api, find, ins
     prompt[sampler]["inputs"]["frame_rate"] = 23.976  # as long a sound
     assert latent(host.run(prompt))["frame_rate"] == 23.976
     prompt[sampler]["inputs"]["frame_rate"] = 12.0
-    assert "and frame_rate is 12; set it to 0, and frame_rate to 12 in Empty LTX-2.5 Latent" in host.run(prompt).error["exception_message"]
+    for keys in ('{"frame_rate": 30.0}', "{}"):  # with a rate of its own or without
+        prompt["latent"]["inputs"]["keys"] = keys
+        message = host.run(prompt).error["exception_message"]
+        assert "is 0.72 s long, and its 17 frames at 12 a second are 1.42 s; set frame_rate to 0 here, and to 12 in the node" in message, message
 
 
 def test_native_conditioning_before_the_connectors_is_accepted(host, api, find, inspect):
@@ -120,7 +123,17 @@ def test_native_conditioning_brings_its_frame_rate(host, api, find, inspect):
     prompt["rate"] = {"class_type": "LTXVConditioning", "inputs": {"positive": guider["positive"], "negative": guider["positive"], "frame_rate": 50.0}}
     guider["positive"] = ["rate", 0]
     latent = inspect(prompt, sampler)
-    assert latent(host.run(prompt))["frame_rate"] == 50.0
+    run = host.run(prompt)
+    assert latent(run)["frame_rate"] == 50.0
+    said = "The sound of the latent is 0.72 s long, and its 17 frames at 50 a second are 0.34 s: is another frame_rate meant?"
+    assert said in " ".join(text for _, text in run.texts())  # it was made for 24
+    prompt["rate"]["inputs"]["frame_rate"] = 25.0  # a latent frame more is a rounding
+    assert "is another frame_rate meant" not in " ".join(text for _, text in host.run(prompt).texts())
+    prompt, _ = natively(api, find, name="text_to_video_distilled_tiny")  # no key of a latent reaches a guider of the host's sampler
+    prompt[find(prompt, "EmptyLTX25Latent")]["inputs"]["frame_rate"] = 12.0
+    inspect(prompt, "native")
+    run = host.run(prompt, targets=["inspect-native-0"])
+    assert "1.40 s long, and its 17 frames at 24 a second are 0.71 s: is another" in " ".join(text for _, text in run.texts())
 
 
 def test_the_native_sampler_runs_our_guider_and_counts_its_forwards(host, api, find, inspect):
