@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from torch import nn
 from .device import copied
 from .pinned import host_memory, pin
 
+_PLAIN = (bool, int, float, str, type(None), dict, OrderedDict)  # what most attributes of a module are: looking into each costs more than moving it
 ALIGNED = 512  # bytes: as the allocator of a device aligns tensors, so that kernels take the same ways
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -134,6 +136,8 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
+    if type(value) in _PLAIN:
+        return False
     found: list[torch.Tensor] = []
 
     def see(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -54,6 +55,16 @@ def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     elsewhere it is done on return: a copy that MPS queues does not hold on to host memory, and nothing tells when it was done.
     """
     return target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
+
+
+def capture_stream() -> torch.cuda.Stream:
+    """Where graphs of the current card are captured. PyTorch's own is made once in a process, on the card that captured first."""
+    return _capture_stream(torch.cuda.current_device())
+
+
+@functools.cache
+def _capture_stream(number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(number)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

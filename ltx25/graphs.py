@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..kernels.memory import is_out_of_memory
+from .device import capture_stream
 from .dit import Contexts, DiT, Geometry, Leg, LegPlan, StepTables, Stream, Velocity
 from .dit.kept_text import StepTexts
 from .flight import Pause, unpaced
@@ -125,7 +126,7 @@ class _Replay:
         self._last: dict[str, torch.Tensor] = {}
         self._graph = torch.cuda.CUDAGraph()
         # Other threads of the process (previews, heartbeats) may talk to the device meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=capture_stream(), capture_error_mode="thread_local"):
             self._outputs = run(self._static)
 
     def __call__(self, inputs: _Inputs) -> Mapping[Leg, Velocity]:

@@ -120,7 +120,7 @@ class BlocksFile:
         content.put(frame)
         came = self.adapter.changed(piece, frame, f"{piece.blocks.path}.{number}.", self._counted)
         content = Content.of(frame, piece.blocks.stay) if came else content
-        Content.of(frame, piece.blocks.stay).take_from(frame)
+        content.take_from(frame)
         self._frames[number] = frame
         return content, came
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..kernels.memory import is_out_of_memory
+from .device import capture_stream
 from .instrument import Tick
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class _Graph(Generic[Results]):
 def _capture(net: Callable[..., Results], inputs: Tensors, reads: Tensors) -> _Graph[Results]:
     graph, own = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
     # Other threads of the process (previews, heartbeats) may talk to the device meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=capture_stream(), capture_error_mode="thread_local"):
         results = net(*own, _silent)
     return _Graph(graph, own, results, reads)
 
