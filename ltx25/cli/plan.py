@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..dit import check_fp8
 from ..errors import InputError
-from ..instrument.history import read_runs
+from ..instrument import TextSink, Watch
+from ..instrument.history import NEWEST, read_newest
 from ..instrument.models import PUBLISHED_UPSCALER, Enlarging, Models, published
 from ..instrument.plan_text import (
     frames_of,
@@ -24,6 +24,7 @@ from ..optional import open_upscaler
 from ..parts import open_parts
 from ..request import Request
 from .arguments import parsed, path_of
+from .finish import tell
 from .render import (
     DEFAULTS,
     FLAGS,
@@ -47,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="predict time and memory of a render, and the largest that fits",
-        description="Predict phase times and peak memory on this device from its run records (without any: from arithmetic and a "
+        description=f"Predict phase times and peak memory on this device from its run records, of the newest {NEWEST} (without any: from arithmetic and a "
         "half-second test, and the plan says so). Nothing is loaded. Exit code 1 when the request does not fit.",
     )
     parser.add_argument("--seconds", type=float, help="length of the clip, s (default: --frames)")
@@ -85,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         models = Models.of(open_parts(chosen_files(arguments)[0], device, arguments.precision))
     else:
         models = published(device, arguments.precision == "fp8")
-    runs, skipped = read_runs(runs_folder(arguments.runs))
+    runs, skipped = read_newest(runs_folder(arguments.runs), Watch([TextSink(tell)]))
     for line in skipped:
-        print(line, file=sys.stderr)
+        tell(line)
     batched = {"auto": None, "batched": True, "sequential": False}[arguments.legs]
     planner = Planner(models, device, runs, batched, enlarging=_enlarging(arguments.upscaler), frozen=frozenset({"audio"} if arguments.soundtrack else ()))
     budget = planner.budget(arguments.budget, arguments.memory, arguments.host_memory)

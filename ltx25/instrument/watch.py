@@ -11,7 +11,7 @@ nest. When nothing was told for 0.9 s, a thread of the watch tells every sink th
 Sinks (terminal, host, run record) decide what to show.
 Phase names: load.read (weights from their file), load.stage (what is done to loaded ones: a LoRA put on, blocks back from host
 memory), text.tokenize, text.tower, text.project, text.connect, text.duration,
-encode.video, encode.audio, sample, upscale, refine, decode.video, decode.audio, mux.
+encode.video, encode.audio, sample, upscale, refine, decode.video, decode.audio, mux; plan.read (run records, for a plan).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-QUIET_UNITS = ("layer", "block", "frame", "byte")  # many and quick: sinks may show some of their ticks only
+QUIET_UNITS = ("layer", "block", "frame", "byte", "record")  # many and quick: sinks may show some of their ticks only
 SILENCE = 0.9  # s without an event before the heartbeat speaks: promised is 1 s
 
 

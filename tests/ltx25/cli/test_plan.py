@@ -2,7 +2,7 @@ import pytest
 import torch
 from comfyui_ltx25.ltx25 import cli
 from comfyui_ltx25.ltx25.cli.render import TINY_DEFAULTS
-from comfyui_ltx25.ltx25.instrument import planner
+from comfyui_ltx25.ltx25.instrument import history, planner
 from comfyui_ltx25.ltx25.instrument.header import device_name
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
 from comfyui_ltx25.ltx25.request import Request
@@ -56,10 +56,13 @@ def test_records_of_this_device_are_used(plan, tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     for size in ((768, 448, 25), (1024, 576, 49), (1024, 576, 97)):
         render(tmp_path / "runs", clock, *size, device=device_name(torch.device("cpu")))
-    (tmp_path / "runs" / "notes.txt").write_text("hello")
+    (tmp_path / "runs" / "notes.jsonl").write_text("hello")
     code, shown = plan("--frames", "73", "--size", "1024x576", "--legs", "batched", "--host-memory", "1T")
     assert code == 0 and "law of 3 geometries" in shown.out
-    assert "notes.txt is not a run record" in shown.err
+    assert "plan.read: begins, 4 records" in shown.err and "notes.jsonl is not a run record" in shown.err
+    monkeypatch.setattr(history, "NEWEST", 2)  # of these the other file is one
+    code, shown = plan("--frames", "73", "--size", "1024x576", "--legs", "batched", "--host-memory", "1T")
+    assert code == 0 and "1 geometry, in another precision, in proportion" in shown.out and "plan.read: begins, 2 records" in shown.err
 
 
 def test_the_tiny_checkpoint_can_be_planned(plan):
