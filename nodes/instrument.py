@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import comfy.model_management as mm
 import numpy as np
 import torch
 from comfy_api.latest import io
 
-from ..ltx25.instrument.history import find_run, read_runs
-from ..ltx25.instrument.memory import host_now
+from ..ltx25.instrument.history import find_run, read_newest
+from ..ltx25.instrument.memory import device_free, device_now, host_free, host_now
 from ..ltx25.instrument.models import PUBLISHED_UPSCALER, Models
 from ..ltx25.instrument.plan_text import (
     frames_of,
@@ -24,7 +27,8 @@ from ..ltx25.request import Request
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES
 from .load import EngineType
-from .run import runs_folder
+from .registry import stamp
+from .run import RECORDS, node_watch, prompt_id, runs_folder
 
 
 class PlanLTX25Render(io.ComfyNode):
@@ -66,6 +70,10 @@ class PlanLTX25Render(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, **_):
+        return _NEWS.now()
+
+    @classmethod
     def execute(
         cls,
         engine,
@@ -88,7 +96,9 @@ class PlanLTX25Render(io.ComfyNode):
         outside = max(0, (host_now() or 0) - held)
         enlarging = PUBLISHED_UPSCALER if two_stages else None
         loras = any(lora.strength for lora in model.loras)
-        planner = Planner(models, model.device, read_runs(runs_folder())[0], model.batched, writes=False, enlarging=enlarging, outside=outside, loras=loras)
+        with node_watch(bar="plan.read", idle="no run records yet") as watch:
+            runs, _ = read_newest(runs_folder(), watch)
+        planner = Planner(models, model.device, runs, model.batched, writes=False, enlarging=enlarging, outside=outside, loras=loras)
         seconds_there = parse_seconds(time_budget) if time_budget.strip() else None
         budget = planner.budget(seconds_there, parse_bytes(memory_budget) if memory_budget.strip() else None, None)
         request = Request(
@@ -105,6 +115,7 @@ class PlanLTX25Render(io.ComfyNode):
             **({} if guidance else _UNGUIDED),
         )
         plan = planner.plan(request, batch_size, budget)
+        _NEWS.planned(not any(phase.extrapolated for phase in plan.phases if phase.name == "sample"))
         lines, best = [plan_text(plan, models, budget)], request
         if plan.beyond(budget):
             lines.append(largest_text(planner, request, budget, batch_size))
@@ -147,6 +158,48 @@ class LTX25RunReport(io.ComfyNode):
         image = torch.from_numpy(np.asarray(plot_run(run), dtype=np.float32) / 255)[None]
         return io.NodeOutput(image, record_text(run))
 
+
+class _News:
+    """What plans rest on besides their inputs: the newest record, and memory that is free or held by this process.
+
+    What is linked to a plan runs again with it, up to a whole render. So memory counts when it is another by more than CHANGED, and
+    the record that a plan's own prompt went on to write does not where the plan had measured forwards: a prompt that is queued
+    once more unchanged would render for ever.
+    """
+
+    CHANGED = 1 / 8
+
+    def __init__(self) -> None:
+        self._prompt = ""  # the last with a plan in it, run or cached
+        self._own: Path | None = None  # the last record that such a prompt wrote
+        self._sure = False
+        self._record: tuple = ()
+        self._room = [0, 0]  # bytes: device, host
+
+    def now(self) -> tuple:
+        """Another one when plans are to be made again; the same for all plans of a prompt."""
+        if prompt_id() != self._prompt or not self._prompt:
+            self._own = RECORDS.path_of(self._prompt) or self._own
+            self._prompt = prompt_id()
+            self._look()
+        return *self._record, *self._room
+
+    def planned(self, sure: bool) -> None:
+        """A plan was made; sure: it had measured forwards."""
+        self._sure = sure
+
+    def _look(self) -> None:
+        newest = max(runs_folder().glob("*.jsonl"), key=lambda path: path.name, default=None)
+        if newest is not None and not (self._sure and newest == self._own):
+            self._record = stamp(newest)
+        device = mm.get_torch_device()
+        for place, (free, held) in enumerate(((device_free(device), device_now(device)), (host_free(), host_now()))):
+            room = (free or 0) + (held or 0)
+            if abs(room - self._room[place]) > self.CHANGED * self._room[place]:
+                self._room[place] = room
+
+
+_NEWS = _News()
 
 _UNGUIDED = {
     "negative": None,

@@ -36,7 +36,7 @@ class NodeSink(Sink):
         self._bar = bar
         self._done, self._total = 0, 1
         self._sent = -1.0
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[tuple[str, ...], float] = {}  # by the names of a phase and those around it, outermost first
         self._previewer = latent_preview.get_previewer(torch.device("cpu"), comfy.latent_formats.LTXAV()) if previews else None
         self.wants_preview = self._previewer is not None
         self._send("starting")
@@ -57,7 +57,8 @@ class NodeSink(Sink):
 
     def closed(self, phase: Phase) -> None:
         self._count(phase)
-        self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + phase.elapsed
+        path = _path(phase)
+        self._seconds[path] = self._seconds.get(path, 0.0) + phase.elapsed
         if phase.error is None:
             self._send(_line(phase))
 
@@ -76,11 +77,16 @@ class NodeSink(Sink):
         """(done, total) of the bar."""
         return self._done, self._total
 
-    def finish(self, notices: Sequence[str]) -> None:
-        """The bar ends full, also when a cache made the work needless; the text becomes notices and seconds per phase."""
+    def finish(self, notices: Sequence[str], idle: str) -> None:
+        """The bar ends full, also when there was nothing to do; the text becomes notices and seconds per phase, or `idle`."""
         self._done = self._total
-        seconds = " - ".join(f"{name} {seconds_text(seconds)}" for name, seconds in self._seconds.items())
-        self._send("\n".join([*notices, seconds or "from the cache"]))
+        self._send("\n".join([*notices, *filter(None, [self._spent(()) or idle])]) or "done")
+
+    def _spent(self, path: tuple[str, ...]) -> str:
+        """Seconds per phase directly inside `path`; those inside these, which they include, in brackets."""
+        inside = {one: seconds for one, seconds in self._seconds.items() if one[:-1] == path}
+        parts = {one: self._spent(one) for one in inside}
+        return " - ".join(f"{one[-1]} {seconds_text(seconds)}" + (f" ({parts[one]})" if parts[one] else "") for one, seconds in inside.items())
 
     def _count(self, phase: Phase) -> None:
         if phase.name == self._bar and phase.total:
@@ -96,6 +102,10 @@ class NodeSink(Sink):
         if text is not None:
             server = PromptServer.instance
             server.send_progress_text(text, self._node, server.client_id)
+
+
+def _path(phase: Phase) -> tuple[str, ...]:
+    return (*(() if phase.parent is None else _path(phase.parent)), phase.name)
 
 
 def _line(phase: Phase) -> str:

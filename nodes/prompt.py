@@ -36,7 +36,7 @@ class EncodeGemmaText(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, text="") -> io.NodeOutput:
-        with node_run(engine.engine, bar="text.tower") as run:
+        with node_run(engine.engine, bar="text.tower", idle="from the cache") as run:
             run.record.describe(prompts={f"prompt {run.record.prompts}": text})
             encoded = engine.engine.encode(text, run.watch)
             run.tell((*encoded.notices, *encoded.told))

@@ -38,10 +38,10 @@ class NodeRun:
 
 
 @contextlib.contextmanager
-def node_run(engine: Engine, bar: str, previews: bool = False) -> Iterator[NodeRun]:
-    """The part of a run that the executing node does. `bar` names the phase its progress bar counts."""
+def node_run(engine: Engine, bar: str, previews: bool = False, idle: str = "") -> Iterator[NodeRun]:
+    """The part of a run that the executing node does. `bar` names the phase its progress bar counts; `idle` is its last word when no phase ran."""
     sink = NodeSink(bar, previews)
-    record = _RECORDS.of_this_prompt(engine)
+    record = RECORDS.of_this_prompt(engine)
     engine.forecast = forecaster(runs_folder(), engine.device)
     watch = Watch([sink, record], DeviceMeter(engine.device))
     run = NodeRun(watch, sink, record)
@@ -50,7 +50,15 @@ def node_run(engine: Engine, bar: str, previews: bool = False) -> Iterator[NodeR
             yield run
         finally:
             watch.finish()
-    sink.finish(run.notices)
+    sink.finish(run.notices, idle)
+
+
+@contextlib.contextmanager
+def node_watch(bar: str, idle: str) -> Iterator[Watch]:
+    """What shows and cancels an executing node that is no part of a run: it has no record. bar, idle: as of `node_run`."""
+    sink = NodeSink(bar, previews=False)
+    yield Watch([sink])
+    sink.finish((), idle)
 
 
 def failures_recorded(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
@@ -64,7 +72,7 @@ def failures_recorded(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
         try:
             return execute(cls, *args, **inputs)
         except Exception as error:
-            _RECORDS.failed(node.__name__, error)
+            RECORDS.failed(node.__name__, error)
             raise
 
     node.execute = classmethod(recorded)
@@ -78,24 +86,28 @@ class _Records:
         self._last: tuple[str, RunRecord] | None = None
 
     def of_this_prompt(self, engine: Engine) -> RunRecord:
-        prompt = _prompt_id()
+        prompt = prompt_id()
         if self._last is None or self._last[0] != prompt:
             facts = {**machine(engine.device), "files": files_facts(engine.headers), "options": vars(engine.options)}
             self._last = (prompt, RunRecord(runs_folder(), facts, record_prompts=os.environ.get("LTX25_RECORD_PROMPTS") == "1"))
         return self._last[1]
 
+    def path_of(self, prompt: str) -> Path | None:
+        """The record of a prompt, if it was the last that had one."""
+        return self._last[1].path if self._last is not None and self._last[0] == prompt else None
+
     def failed(self, node: str, error: Exception) -> None:
         """Nothing to do where no part of this prompt was recorded, or the part that failed has said so itself."""
-        if self._last is not None and self._last[0] == _prompt_id() and self._last[1].status == "done":
+        if self._last is not None and self._last[0] == prompt_id() and self._last[1].status == "done":
             self._last[1].fail(node, error)
 
 
-def _prompt_id() -> str:
+def prompt_id() -> str:
     context = get_executing_context()
     return context.prompt_id if context is not None else ""
 
 
-_RECORDS = _Records()
+RECORDS = _Records()
 
 
 def runs_folder() -> Path:

@@ -37,6 +37,9 @@ def test_two_rounds_of_a_padded_clip_end_in_four_times_the_frames_that_were_aske
     assert sound["digest"] == stage1["samples"]["nested"][1]["digest"]  # of stage 1, to the bit
     assert "conditions" not in made and "clip_frames" not in made and "noise_mask" not in made
     assert "forwards of this node: 24 (24 x cond)" in report and "refine" in report
+    last = run.texts(rounds)[-1][1].splitlines()[-1]
+    outer, _, inner = last.partition(" (")
+    assert outer.startswith("refine ") and " - sample " in f" - {inner}" and last.endswith(")")  # inside it: their seconds are no sum
     assert seen["fps"](run) == 96
     (file,) = run.files(find(prompt, "SaveVideo"))
     with av.open(io.BytesIO(host.fetch(file))) as container:

@@ -59,6 +59,30 @@ def test_a_plan_reads_no_weights(host, api, find):
     assert not any(entry["bytes"] for entry in held)
 
 
+def test_a_plan_is_made_again_for_a_newer_record_and_not_for_the_one_its_own_prompt_wrote(host, api, find):
+    """What is linked to it runs again with it: the same prompt once more must not render once more, whatever was recorded."""
+    folder = host.base / "output" / "ltx25_runs"
+    prompt = {**api("text_to_video_distilled_tiny"), **planned(api, find, steps=8, schedule="distilled", guidance=False)}
+    sampler, empty = find(prompt, "LTX25Sampler"), find(prompt, "EmptyLTX25Latent")
+    prompt["plan"]["inputs"].update(engine=prompt[find(prompt, "LTX25Guider")]["inputs"]["engine"])
+    prompt[empty]["inputs"].update({name: ["plan", slot] for slot, name in ((2, "width"), (3, "height"), (4, "frames"))})
+    prompt[sampler]["inputs"]["seed"] = 320
+    runs = [host.run(prompt) for _ in range(2)]  # now this size is measured
+    before = len(list(folder.glob("*.jsonl")))
+    runs += [host.run(prompt), host.run(prompt)]
+    assert all(run.ok for run in runs)
+    assert not {"plan", sampler} & {*runs[2].executed, *runs[3].executed}
+    assert len(list(folder.glob("*.jsonl"))) == before
+    newer = folder / "9.jsonl"
+    newer.write_bytes(max(folder.glob("*.jsonl")).read_bytes())
+    try:
+        told = host.run(planned(api, find, steps=8, schedule="distilled", guidance=False))
+        assert "plan" in told.executed and told.texts("plan")[-1][1].startswith("plan.read ")
+        assert len(list(folder.glob("*.jsonl"))) == before + 1  # a plan is no run
+    finally:
+        newer.unlink()
+
+
 def test_what_does_not_fit_is_said_with_the_largest_that_does(host, api, find):
     run = host.run(planned(api, find, width=1280, height=704, seconds=20.0, steps=30, time_budget="5s"))
     assert run.ok, run.error

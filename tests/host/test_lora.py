@@ -1,5 +1,7 @@
 """LTX25LoRA on a real server: between loader and guider, chained, taken off, and with a file that is no LoRA."""
 
+import re
+
 import pytest
 import torch
 from comfyui_ltx25.ltx25.tiny import TinyFiles
@@ -24,6 +26,8 @@ def ran(host, api, find, inspect, *loras):
     latent, report = inspect(prompt, sampler), inspect(prompt, sampler, 1)
     run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
     assert run.ok, run.error
+    for key in {*run.executed} & {key for key in prompt if key.startswith("lora")}:
+        assert re.fullmatch(r"LoRA tiny-style.safetensors at strength [^\n]* matched\.", run.texts(key)[-1][1])
     return latent(run)["samples"], str(report(run))
 
 
