@@ -9,7 +9,7 @@ from comfyui_ltx25.ltx25.conditions import Frozen
 from comfyui_ltx25.ltx25.config.upscaler import read_upscaler_config
 from comfyui_ltx25.ltx25.config.video import read_video_config
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.instrument import RunRecord, Watch
+from comfyui_ltx25.ltx25.instrument import RunRecord, Sink, Watch
 from comfyui_ltx25.ltx25.instrument.flops import group_flops
 from comfyui_ltx25.ltx25.instrument.footprint import (
     DEVICE_BOUNDS,
@@ -24,7 +24,7 @@ from comfyui_ltx25.ltx25.instrument.footprint import (
 )
 from comfyui_ltx25.ltx25.instrument.forecast import Forecast, forecaster
 from comfyui_ltx25.ltx25.instrument.header import device_name
-from comfyui_ltx25.ltx25.instrument.history import read_run, read_runs
+from comfyui_ltx25.ltx25.instrument.history import read_newest, read_run, read_runs
 from comfyui_ltx25.ltx25.instrument.memory import host_free, host_now
 from comfyui_ltx25.ltx25.instrument.models import PUBLISHED_UPSCALER, Enlarging, Models, published
 from comfyui_ltx25.ltx25.instrument.plan import Budget
@@ -717,6 +717,27 @@ def test_a_model_that_always_streams_or_has_a_lora_beside_its_weights_is_planned
     for made, loras, said in ((models, False, "this geometry, measured"), (models, True, "without a LoRA"), (replace(models, streamed=True), False, "not streamed")):
         plan = Planner(made, CARD, runs, True, SPEED, loras=loras).plan(request(*SIZES[0]))
         assert said in next(phase.basis for phase in plan.phases if phase.name == "sample")
+
+
+def test_reading_records_is_told_one_by_one_and_stops_at_a_cancel(tmp_path, monkeypatch):
+    class Host(Sink):
+        told = ()
+
+        def ticked(self, phase):
+            self.told = (*self.told, (phase.name, phase.done, phase.total))
+
+        def check(self):
+            if len(self.told) == 2:
+                raise InterruptedError
+
+    host = Host()
+    for _ in range(3):
+        render(tmp_path, Clock(monkeypatch), *SIZES[0])
+    with pytest.raises(InterruptedError):
+        read_newest(tmp_path, Watch([host]))
+    assert host.told == (("plan.read", 1, 3), ("plan.read", 2, 3))
+    monkeypatch.setattr("comfyui_ltx25.ltx25.instrument.history.NEWEST", 2)
+    assert [run.path for run in read_newest(tmp_path, Watch())[0]] == sorted(tmp_path.iterdir())[1:]
 
 
 def test_the_first_render_on_a_device_is_predicted_by_arithmetic_and_says_so(tmp_path, monkeypatch):
