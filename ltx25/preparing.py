@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,7 @@ def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, s
         "residency": "stream" if streams else "resident",
         "batched": plan.batched,
         "graphs": graphs_wanted(device) and not streams,
+        **({"kernels": "reference"} if device.type == "cuda" and os.environ.get("LTX25_KERNELS") == "reference" else {}),
         **({"loras": [str(lora) for lora in loras]} if loras else {}),
         **({"adapted": True} if is_adapted(any(lora.strength for lora in loras), streams, opened.precision) else {}),
         **({"masked": True} if any(draft.attention is not None for draft in ready.drafts.values()) else {}),

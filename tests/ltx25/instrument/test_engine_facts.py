@@ -12,6 +12,7 @@ from comfyui_ltx25.ltx25.engine import Conditioning, Engine, Files, Options, Sam
 from comfyui_ltx25.ltx25.exr import write_exr
 from comfyui_ltx25.ltx25.guidance import Bins, Guidance
 from comfyui_ltx25.ltx25.instrument import RunRecord, TextSink, Watch, profile
+from comfyui_ltx25.ltx25.instrument.costs import HOW
 from comfyui_ltx25.ltx25.instrument.history import read_run
 from comfyui_ltx25.ltx25.instrument.report import steps_text
 from comfyui_ltx25.ltx25.instrument.selftest import Speed
@@ -72,6 +73,14 @@ def test_attention_masks_are_told(engine, job):
     image = Image(torch.rand(1, engine.opened.dit.in_channels, 1, 2, 3), 4, 1.0)
     plain, masked = (engine.facts(replace(job, conditions=(item,))) for item in (image, AttentionStrength(image, 0.5)))
     assert masked == {**plain, "masked": True}
+
+
+def test_a_run_without_kernels_on_a_card_says_so_where_series_are_told_apart(engine, job, monkeypatch):
+    cuda = torch.device("cuda")
+    assert "kernels" not in facts_of(engine._prepare(job), 0, engine.opened, cuda, False, ())
+    monkeypatch.setenv("LTX25_KERNELS", "reference")
+    assert facts_of(engine._prepare(job), 0, engine.opened, cuda, False, ())["kernels"] == "reference" and "kernels" in HOW
+    assert "kernels" not in engine.facts(job), "on a CPU there are none"
 
 
 def test_steps_with_other_legs_than_the_first_are_told(engine, job, tmp_path):
