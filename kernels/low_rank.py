@@ -101,6 +101,7 @@ def _add(
 
 
 def _launch(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
+    pairs = sorted(pairs, key=lambda pair: abs(pair.alpha))  # then no alpha over the next one is more than 1, whatever they are
     given = [part for pair in pairs for part in (pair.a.contiguous(), *_padded(pair.b))]
     given += given[:4] * (_MOST - len(pairs))  # never read
     turns = [before.alpha / after.alpha for before, after in pairwise(pairs)] + [0.0] * (_MOST - len(pairs))

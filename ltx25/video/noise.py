@@ -71,7 +71,7 @@ class DrawnNoise:
         made = torch.empty(shape, dtype=self._dtype, pin_memory=self._pinned)
         if made.dtype == torch.float32:
             return torch.randn(shape, generator=generator, out=made)
-        if not hasattr(self._own, "values"):  # one memory for all frames of a thread: fresh pages for each cost a tenth of the drawing, more where threads are many
+        if not hasattr(self._own, "values"):  # one memory for all frames of a thread: fresh pages for each cost a tenth of the drawing
             self._own.values = torch.empty(shape)
         torch.randn(shape, generator=generator, out=self._own.values)
         for few, rounded in zip(self._own.values.view(-1).split(_TOGETHER), made.view(-1).split(_TOGETHER), strict=True):

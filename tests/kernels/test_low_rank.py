@@ -45,6 +45,16 @@ def test_rows_of_a_larger_weight_are_changed_alone(device, dtype):
     assert torch.equal(whole[17:50], alone) and not torch.equal(alone, before[17:50])
 
 
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("alphas", [(1.0, 1e-42), (1e-42, 1.0), (1e-30, -1e4, 1e-38)])
+def test_alphas_may_be_far_apart(device, dtype, alphas):
+    """Their quotient is no float32."""
+    weight = random((40, 48), dtype, 1)
+    pairs = [LowRank(random((16, 48), torch.float16, seed), random((40, 16), torch.float16, seed + 9, 0.01), alpha) for seed, alpha in enumerate(alphas)]
+    got = changed(weight, pairs, module._launch, lambda part: part.to(device))
+    assert_no_worse_than(got, changed(weight, pairs, add_low_rank_reference, torch.Tensor.clone), changed(weight, pairs, add_low_rank_reference, torch.Tensor.double))
+
+
 def test_what_is_multiplied_by_nothing_changes_nothing():
     weight = random((8, 8), torch.float32, 1)
     add_low_rank(there := weight.clone(), [LowRank(torch.full((2, 8), float("inf")), torch.ones(8, 2), 0.0)])
