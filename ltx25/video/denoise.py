@@ -11,26 +11,19 @@ from .noise import Noise
 
 
 class NoiseCells(Stage):
-    """Cells of some rows and columns (px) of noise, brought to the device as they are asked for."""
+    """Cells of some rows and columns (px) of noise, made as they are asked for."""
 
     def __init__(self, noise: Noise, rows: slice, columns: slice, patch: int, like: torch.Tensor) -> None:
         grid = ((rows.stop - rows.start) // patch, (columns.stop - columns.start) // patch)
         super().__init__(noise.shape.frames, like.new_empty(0, *grid, 3 * patch * patch))
         self._noise = noise
-        self._area = (slice(None), slice(None), rows, columns)
+        self._corner = (rows.start, columns.start)
         self._patch = patch
 
     def _make(self, to: int, lead: int, trail: int) -> torch.Tensor:
-        out = with_margins(self.nothing, lead + (to - self.at) + trail, 0)
-        at = lead
-        device, p = self.nothing.device, self._patch
-        for piece in self._noise.pieces(self.at, to):
-            # The noise may drop a piece once it was handed out: only copies from pinned memory to CUDA hold on to it.
-            values = piece.to(device, non_blocking=device.type == "cuda" and piece.is_pinned())[self._area]
-            channels, frames, height, width = values.shape
-            cells = values.view(channels, frames, height // p, p, width // p, p).permute(1, 2, 4, 3, 5, 0)
-            out[at : at + frames].view(cells.shape).copy_(cells)
-            at += frames
+        frames = to - self.at
+        out = with_margins(self.nothing, lead + frames + trail, 0)
+        self._noise.fill(out[lead : lead + frames], self.at, *self._corner, self._patch)
         return out
 
 

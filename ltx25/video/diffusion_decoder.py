@@ -72,11 +72,10 @@ class DiffusionDecoder(nn.Module):
         """`stream` with noise drawn from `seed`, reported slab by slab."""
         pace, device = Pace(phase, latent.device, "chunk"), latent.device
         canvas = Crop.of(self.config, VideoLatentShape(*latent.shape[1:])).canvas.pixels(self.compression)
-        with DrawnNoise(canvas, seed, self._noise_dtype, pinned=device.type == "cuda") as noise:
-            for part in self.stream(latent, noise, plan, pace.breathe):
-                yield part
-                pace.unit()
-            pace.finish()
+        for part in self.stream(latent, DrawnNoise(canvas, seed, device), plan, pace.breathe):
+            yield part
+            pace.unit()
+        pace.finish()
 
     @property
     def _noise_dtype(self) -> torch.dtype:

@@ -27,6 +27,7 @@ from comfyui_ltx25.kernels import (  # noqa: E402
     linear_gelu,
     low_rank,
     modulate,
+    noise_cells,
     qk_norm_rope,
     quantise,
     rms_adaln,
@@ -52,7 +53,7 @@ def main() -> None:
     with torch.inference_mode():
         copied = _copy_rate()
         for tokens in (None, *options.tokens):
-            for name, op, twin, moved, flop in changes_of_weights() if tokens is None else (*row_ops(tokens), *products(tokens)):
+            for name, op, twin, moved, flop in (*changes_of_weights(), *noise()) if tokens is None else (*row_ops(tokens), *products(tokens)):
                 seen.add(name)
                 if options.only and not any(part in name for part in options.only):
                     continue
@@ -144,6 +145,12 @@ def changes_of_weights() -> Iterator[Case]:
             pairs = [low_rank.LowRank(_draw(rank, D), _draw(rows, rank) / 1000, 0.5) for rank in ranks]
             name = f"low_rank {rows} x {D} by {' + '.join(map(str, ranks))}"
             yield name, lambda w=weight, p=pairs: low_rank.add_low_rank(w, p), lambda w=weight, p=pairs: low_rank.add_low_rank_reference(w, p), 0, 2.0 * rows * D * sum(ranks)
+
+
+def noise() -> Iterator[Case]:
+    """What a diffusion decode of 1280x704 starts 16 frames from."""
+    cells, corner, table = torch.empty(16, 176, 320, 48, device=DEVICE, dtype=torch.bfloat16), noise_cells.Corner(704, 1280, 16, 0, 0), noise_cells.levels().to(DEVICE)
+    yield "noise_cells", lambda: noise_cells.noise_cells(cells, corner, 4, 7, table), lambda: noise_cells.noise_cells_reference(cells, corner, 4, 7, table), cells.nbytes, 0
 
 
 def _fp8(rows: quantise.Quantised, weight: quantise.Quantised, bias: torch.Tensor | None, fast: bool) -> torch.Tensor:

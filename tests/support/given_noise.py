@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from ...ltx25.shapes import VideoShape
@@ -16,5 +14,8 @@ class GivenNoise:
         self.shape = VideoShape(*values.shape[1:])
         self._values = values
 
-    def pieces(self, first: int, stop: int) -> Iterator[torch.Tensor]:
-        yield self._values[:, first:stop]
+    def fill(self, out: torch.Tensor, first: int, top: int, left: int, patch: int) -> None:
+        frames, rows, columns, _ = out.shape
+        values = self._values[:, first : first + frames, top : top + rows * patch, left : left + columns * patch]
+        cells = values.unflatten(3, (columns, patch)).unflatten(2, (rows, patch)).permute(1, 2, 4, 3, 5, 0)
+        out.view(cells.shape).copy_(cells)

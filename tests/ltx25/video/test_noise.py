@@ -1,52 +1,43 @@
-import threading
-
 import torch
 from comfyui_ltx25.ltx25.shapes import VideoShape
-from comfyui_ltx25.ltx25.video.noise import DrawnNoise, _mixed
+from comfyui_ltx25.ltx25.video.denoise import NoiseCells
+from comfyui_ltx25.ltx25.video.noise import DrawnNoise
+from comfyui_ltx25.tests.support.given_noise import GivenNoise
 
-SHAPE = VideoShape(frames=37, height=8, width=12)
+SHAPE, PATCH = VideoShape(frames=37, height=8, width=12), 4
+WHOLE = slice(0, 8), slice(0, 12)
 
 
-def drawn(seed, portions=((0, 37),), dtype=torch.float32):
-    with DrawnNoise(SHAPE, seed, dtype, pinned=False) as noise:
-        return torch.cat([piece for first, stop in portions for piece in noise.pieces(first, stop)], dim=1)
+def drawn(seed, stops=(37,), rows=WHOLE[0], columns=WHOLE[1], dtype=torch.float32):
+    """Cells (37, h, w, 48) as a decode reads them, in portions up to each of `stops`."""
+    cells = NoiseCells(DrawnNoise(SHAPE, seed, torch.device("cpu")), rows, columns, PATCH, torch.empty(0, dtype=dtype))
+    return torch.cat([cells.advance(stop, 0, 0) for stop in stops])
 
 
 def test_a_seed_gives_the_same_noise_in_any_portions():
     whole = drawn(5)
-    assert whole.shape == (3, 37, 8, 12)
-    assert torch.equal(drawn(5, [(0, 3), (3, 20), (20, 21), (21, 37)]), whole)
+    assert whole.shape == (37, 2, 3, 48)
+    assert torch.equal(drawn(5, (3, 20, 21, 37)), whole)
     assert not torch.equal(drawn(6), whole)
 
 
-def test_it_can_start_again_as_every_tile_does():
-    with DrawnNoise(SHAPE, 5, torch.float32, pinned=False) as noise:
-        once, again = (torch.cat(list(noise.pieces(0, 37)), dim=1) for _ in range(2))
-    assert torch.equal(once, again)
+def test_a_tile_gets_what_the_whole_gets_there():
+    assert torch.equal(drawn(5, rows=slice(4, 8), columns=slice(4, 12)), drawn(5)[:, 1:, 1:])
 
 
-def test_it_is_standard_normal_and_no_frame_repeats_another():
-    with DrawnNoise(VideoShape(64, 32, 32), 0, torch.float32, pinned=False) as noise:
-        values = torch.cat(list(noise.pieces(0, 64)), dim=1)
-    assert abs(values.mean()) < 0.01 and abs(values.std() - 1) < 0.01
-    frames = values.transpose(0, 1).flatten(1)
-    assert (torch.corrcoef(frames) - torch.eye(64)).abs().max() < 0.1
+def test_margins_are_left_to_the_reader():
+    cells = NoiseCells(DrawnNoise(SHAPE, 5, torch.device("cpu")), *WHOLE, PATCH, torch.empty(0))
+    made = cells.advance(9, 2, 1)
+    assert made.shape[0] == 12 and torch.equal(made[2:11], drawn(5)[:9])
 
 
-def test_seeds_of_different_places_differ():
-    assert len({_mixed(seed, frame) for seed in (0, 1, 2**63, 2**64 - 1) for frame in range(500)}) == 2000
-
-
-def test_no_thread_outlives_it():
-    before = threading.active_count()
-    drawn(0)
-    assert threading.active_count() == before
-
-
-def test_pieces_are_in_one_piece_of_memory():
-    """A view of page-locked memory with gaps would be copied on the host before it goes to the device."""
-    with DrawnNoise(SHAPE, 5, torch.float32, pinned=False) as noise:
-        assert all(piece.is_contiguous() for piece in noise.pieces(3, 20))
+def test_cells_are_pixels_of_the_canvas_row_by_row():
+    """The layout against that of noise that is given as (3, F, H, W)."""
+    cells = drawn(5)
+    canvas = cells.view(37, 2, 3, PATCH, PATCH, 3).permute(5, 0, 1, 3, 2, 4).reshape(3, 37, 8, 12)
+    given = NoiseCells(GivenNoise(canvas), slice(4, 8), slice(0, 8), PATCH, torch.empty(0))
+    assert torch.equal(given.advance(37, 0, 0), cells[:, 1:, :2])
+    assert torch.equal(cells[0, 0, 0, :12], canvas[:, 0, 0, :4].T.flatten())
 
 
 def test_rounding_keeps_the_values():
