@@ -20,6 +20,7 @@ import torch
 
 from .dit.patchify import patchify_audio, patchify_video
 from .errors import InputError
+from .finite import all_finite
 from .latents import Draft, Slots, attend, audio_positions, video_positions
 from .shapes import AudioLatentShape, VideoLatentShape
 
@@ -358,7 +359,7 @@ def _tokens(latent: torch.Tensor, draft: Draft, same_size: bool) -> torch.Tensor
     if not fits:
         raise InputError(f"the latent of a condition is {got}, wanted {wanted}; encode it at the size of the clip.")
     grid = latent.detach().to("cpu", torch.float32, copy=True)
-    if not bool(torch.isfinite(grid).all()):
+    if not all_finite(grid):
         raise InputError("the latent of a condition has values that are not finite numbers; encode its image or sound again.")
     return patchify_video(grid) if video else patchify_audio(grid)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import InputError
+from .finite import all_finite
 from .instrument import Watch
 from .shapes import OUTPUT_RATE, check_frame_rate
 
@@ -45,7 +46,7 @@ def write_exr(
     path = check_folder(path)
     if frames.dim() != 4 or frames.shape[0] < 1 or frames.shape[3] != 3:
         raise InputError(f"frames have shape {tuple(frames.shape)}, wanted (count, height, width, 3).")
-    if not all(bool(frame.isfinite().all()) for frame in frames):
+    if not all(map(all_finite, frames)):
         raise InputError("frames hold NaN or infinite values, so nothing was written; the decode went wrong.")
     facts = {"frame_rate": check_frame_rate(frame_rate), "frames": len(frames), "light": "scene-linear, Rec.709 primaries", **metadata}
     unfinished = _unfinished(path)
@@ -110,7 +111,7 @@ def _encoded(frame: torch.Tensor) -> bytes:
 
 
 def _write_sound(path: Path, audio: torch.Tensor) -> None:
-    if audio.dim() != 2 or audio.shape[0] != 2 or not bool(audio.isfinite().all()):
+    if audio.dim() != 2 or audio.shape[0] != 2 or not all_finite(audio):
         raise InputError(f"audio has shape {tuple(audio.shape)}, wanted (2, samples) of finite numbers at {OUTPUT_RATE} Hz.")
     levels = audio.detach().to("cpu", torch.float32).mul(32767).round_().clamp_(-32768, 32767).to(torch.int16)
     with wave.open(str(path), "wb") as file:

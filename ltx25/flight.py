@@ -26,6 +26,7 @@ AHEAD = 2  # groups
 SLOW = 0.5  # s of a group from which its blocks are told
 SEGMENT = 1.0  # s of work the host queues ahead inside a slow group, so that a cancel acts
 TELL = 0.7  # s after which the next finished block is told: with blocks of up to 0.3 s, a word every second
+NAP = 0.002  # s, the longest: a sampling is over as much later than its device
 CHECK = 0.1  # s between looks for a cancel while nothing is told
 UNKNOWN_AHEAD = 8  # blocks queued ahead while nobody knows how long one takes
 
@@ -96,7 +97,7 @@ class Flight:
         nap = 0.0005
         while not mark.done():
             time.sleep(nap)
-            nap = min(nap * 1.5, 0.005)
+            nap = min(nap * 1.5, NAP)
             self._look()
         self._look()
 

@@ -12,6 +12,7 @@ import av
 import torch
 
 from .errors import InputError
+from .finite import count_not_finite
 
 CRF = 18  # what LTX-2.5 was trained on (ltx_pipelines.utils.constants); 33 for earlier models, 0 is off
 WORST_CRF = 51
@@ -35,7 +36,7 @@ def rgb(images: torch.Tensor) -> torch.Tensor:
     if not images.is_floating_point():
         raise InputError(f"the picture has values of type {str(images.dtype).removeprefix('torch.')}, wanted floating-point ones in 0 to 1; divide them by the highest value of their type.")
     images = images.detach().to("cpu", torch.float32)
-    bad = int((~torch.isfinite(images)).sum())
+    bad = count_not_finite(images)
     if bad:
         raise InputError(f"the picture has {bad} values that are not finite numbers; look at the node that made it.")
     if images.shape[-1] < 3:

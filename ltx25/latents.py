@@ -16,6 +16,7 @@ from torch.nn import functional
 from .dit.modality import Stream
 from .dit.patchify import patchify_audio, patchify_video, unpatchify_audio, unpatchify_video
 from .errors import InputError
+from .finite import count_not_finite
 from .room import check_host_room, smaller_clip
 from .shapes import (
     MEL_HOP,
@@ -88,7 +89,9 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """With latent, clean and mask on a device, for `noised`."""
-        return replace(self, latent=self.latent.to(device), clean=self.clean.to(device), mask=self.mask.to(device))
+        latent = self.latent.to(device)
+        clean = latent if self.clean is self.latent else self.clean.to(device)
+        return replace(self, latent=latent, clean=clean, mask=self.mask.to(device))
 
     def noised(self, noise: torch.Tensor, scale: float) -> torch.Tensor:
         """(B, T, C) float32: the latent moved to `noise` by `scale` (a sigma), then clean moved to that by the mask.
@@ -196,11 +199,11 @@ def audio_draft(latent: torch.Tensor, channels: int, bins: int, noise_mask: torc
 
 
 def _draft(name: str, latent: torch.Tensor, shape, noise_mask, frozen: bool, positions: torch.Tensor, **facts) -> Draft:
-    bad = int((~torch.isfinite(latent)).sum())
+    bad = count_not_finite(latent)
     if bad:
         raise InputError(f"the {name} latent has {bad} values of {latent.numel()} that are not finite numbers; make or encode it again.")
-    grid = latent.detach().to("cpu", torch.float32, copy=True)
-    tokens = (patchify_video if name == "video" else patchify_audio)(grid).contiguous()
+    rows = (patchify_video if name == "video" else patchify_audio)(latent.detach().to("cpu", torch.float32))
+    tokens = rows.clone(memory_format=torch.contiguous_format)
     mask = torch.ones(shape.tokens) if noise_mask is None else mask_tokens(noise_mask, shape)
     pinned = torch.zeros(shape.tokens, dtype=torch.bool)
     return Draft(shape=shape, latent=tokens, clean=tokens, mask=mask, positions=positions, attention=None, slots=None, pinned=pinned, frozen=frozen, **facts)
@@ -279,10 +282,14 @@ class Noise:
                 if more:
                     dealt = torch.randn((1, more, draft.latent.shape[2]), generator=appended)[:, self._ranks[name]]
                     rows[name].append(torch.cat([rows[name].pop(), dealt], 1))
-        drawn = {name: torch.cat(parts) for name, parts in rows.items()}
-        if self._device.type == "cuda":
-            return {name: tokens.pin_memory().to(self._device, non_blocking=True) for name, tokens in drawn.items()}
-        return {name: tokens.to(self._device) for name, tokens in drawn.items()}
+        return {name: self._sent(parts) for name, parts in rows.items()}
+
+    def _sent(self, items: list[torch.Tensor]) -> torch.Tensor:
+        """Items (1, T, C) of any strides as one (B, T, C) on the device."""
+        cuda = self._device.type == "cuda"
+        drawn = torch.empty(len(items), *items[0].shape[1:], pin_memory=cuda)
+        torch.cat(items, out=drawn)
+        return drawn.to(self._device, non_blocking=cuda)
 
 
 def _ranks(draft: Draft) -> torch.Tensor:

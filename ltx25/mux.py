@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import InputError
+from .finite import all_finite
 from .instrument import Watch
 from .shapes import OUTPUT_RATE, check_frame_rate
 
@@ -49,7 +50,7 @@ def write_video(
     size = {"width": frames.shape[2], "height": frames.shape[1], "frames": len(frames), "frame_rate": frame_rate}
     try:
         with watch.phase("mux", total=len(frames), unit="frame", **size) as phase:
-            if not all(bool(frame.isfinite().all()) for frame in frames):
+            if not all(map(all_finite, frames)):
                 raise InputError("frames hold NaN or infinite values, so nothing was written; the decode went wrong.")
             if audio is not None:
                 _check_audio(audio)
@@ -163,5 +164,5 @@ def _check_shape(frames: torch.Tensor) -> None:
 def _check_audio(audio: torch.Tensor) -> None:
     if audio.dim() != 2 or audio.shape[0] != 2:
         raise InputError(f"audio has shape {tuple(audio.shape)}, wanted (2, samples) at {OUTPUT_RATE} Hz.")
-    if not bool(audio.isfinite().all()):
+    if not all_finite(audio):
         raise InputError("audio holds NaN or infinite values, so nothing was written; the decode went wrong.")

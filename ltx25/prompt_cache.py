@@ -26,6 +26,7 @@ from .checkpoint import Header, read_header, read_tensors, write_file
 from .config.connector import REGISTERS
 from .connector import Conditioning
 from .errors import FileError, InputError
+from .finite import all_finite
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class PromptCache:
         tokens = encoded.video.shape[1] if encoded.video.ndim == 3 else 0
         shapes = [tuple(context.shape) for context in (encoded.video, encoded.audio)]
         fit = tokens > 0 and tokens % REGISTERS == 0 and shapes == [(1, tokens, width) for width in self._widths]
-        return fit and all(bool(context.isfinite().all()) for context in (encoded.video, encoded.audio))
+        return fit and all(map(all_finite, (encoded.video, encoded.audio)))
 
     def _path(self, text: str) -> Path:
         key = json.dumps([FORMAT, self._identity, text]).encode()

@@ -16,6 +16,7 @@ import torch
 from . import steps
 from .dit.kept_text import KeptTexts
 from .errors import InputError
+from .finite import count_not_finite
 from .instrument import Phase
 from .predictor import Call, Course, Denoise, Draw, Predictor, Sampler, Tokens, Transformer
 
@@ -61,7 +62,7 @@ def denoise(
     x = predict.keep(job.sampler.run(predict, x, job.sigmas, draw))
     predict.flight.land()
     for name, tokens in x.items():
-        bad = int((~torch.isfinite(tokens)).sum())
+        bad = count_not_finite(tokens)
         if bad:
             raise InputError(
                 f"sampling ended with {bad} {name} values of {tokens.numel()} that are not finite numbers; "

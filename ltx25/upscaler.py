@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .config.upscaler import UpscalerConfig
 from .errors import InputError
+from .finite import all_finite
 from .instrument import Watch
 from .shapes import Compression, VideoLatentShape
 
@@ -84,7 +85,7 @@ def upscale(model: LatentUpscaler, statistics: Statistics, latent: torch.Tensor,
     config = model.config
     if latent.ndim != 5 or latent.shape[1] != config.channels or 0 in latent.shape:
         raise InputError(f"the latent to upscale is {tuple(latent.shape)}, wanted (batch, {config.channels}, t, h, w); use an LTX-2.5 video latent.")
-    if not bool(torch.isfinite(latent).all()):
+    if not all_finite(latent):
         raise InputError("the latent to upscale has values that are not finite numbers; sample it again.")
     weight = model.final_conv.weight
     made, size = [], VideoLatentShape(config.channels, *config.size(*latent.shape[2:])).pixels(compression)
@@ -94,7 +95,7 @@ def upscale(model: LatentUpscaler, statistics: Statistics, latent: torch.Tensor,
             up = model(raw.to(weight.dtype), phase.tick).float()
             made.append(statistics.normalize(up.movedim(1, -1)).movedim(-1, 1).contiguous().cpu())
         whole = torch.cat(made)
-        if not bool(torch.isfinite(whole).all()):
+        if not all_finite(whole):
             raise InputError("upscale made values that are not finite (NaN or infinity); download the upscaler file again.")
     return whole
 

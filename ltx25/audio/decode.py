@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ..config.audio import CHANNELS, AudioConfig
 from ..errors import InputError
+from ..finite import all_finite
 from ..instrument import Tick, Watch
 from ..precision import full_precision
 from ..replay import Replay
@@ -70,7 +71,7 @@ def decode_audio(model: SoundDecoder, latent: torch.Tensor, watch: Watch, sample
             wave = model.decode(item.to(parameter.device, parameter.dtype), phase.tick)
             waves.append(wave.to("cpu", torch.float32))
         wave = torch.cat(waves)
-        if not wave.isfinite().all():
+        if not all_finite(wave):
             raise InputError(
                 "decode.audio made samples that are not finite numbers; the audio latent or the audio VAE file is damaged."
             )
@@ -88,7 +89,7 @@ def check_latent(model: SoundDecoder, latent: torch.Tensor) -> None:
             f"decode.audio got a latent of shape {list(latent.shape)}, wanted [batch, {wanted[0]}, frames, {wanted[1]}] of "
             f"{CHANNELS}-channel sound; connect an audio latent made for this audio VAE."
         )
-    if not latent.isfinite().all():
+    if not all_finite(latent):
         raise InputError(
             "decode.audio got an audio latent with numbers that are not finite; sample it again with other settings."
         )

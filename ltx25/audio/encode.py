@@ -7,6 +7,7 @@ from torch import nn
 
 from ..config.audio import AudioConfig
 from ..errors import InputError
+from ..finite import all_finite
 from ..instrument import Watch
 from ..precision import full_precision
 from ..shapes import MEL_PER_LATENT
@@ -49,7 +50,7 @@ def encode_audio(model: SoundEncoder, wave: torch.Tensor, rate: int, watch: Watc
             latent = encoder.encode(mel, phase.tick)
             latents.append(model.audio_vae.per_channel_statistics.normalize(latent).to("cpu", torch.float32))
         latent = torch.cat(latents)
-        if not latent.isfinite().all():
+        if not all_finite(latent):
             raise InputError("encode.audio made a latent that is not finite; the audio VAE file is damaged.")
     return latent
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..config.audio import MelVAEConfig
 from ..errors import InputError
+from ..finite import all_finite
 from .resample import resample
 
 LOG_FLOOR = 1e-5
@@ -61,7 +62,7 @@ def stereo(wave: torch.Tensor) -> torch.Tensor:
         raise InputError(
             f"the audio has shape {list(wave.shape)}, wanted [batch, channels, samples] with at least one sample; use another clip."
         )
-    if not wave.isfinite().all():
+    if not all_finite(wave):
         raise InputError("the audio has samples that are not finite numbers; use another clip.")
     count = wave.shape[1]
     if count == 2:

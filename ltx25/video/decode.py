@@ -11,6 +11,7 @@ import torch
 
 from ...kernels.memory import is_out_of_memory
 from ..errors import InputError
+from ..finite import all_finite
 from ..hdr import SDR, check_transfer, to_linear
 from ..instrument.watch import Phase, Watch
 from ..pages import in_large_pages
@@ -123,6 +124,6 @@ def _checked(decoder: VideoDecoder, latent: torch.Tensor, tiling: str) -> VideoL
     if latent.ndim != 5 or latent.shape[1] != decoder.latent_channels or 0 in latent.shape:
         wanted = f"(batch, {decoder.latent_channels}, frames, height, width)"
         raise InputError(f"the video latent has shape {tuple(latent.shape)}, and this video VAE decodes {wanted}; use a latent of the same model.")
-    if not bool(torch.isfinite(latent).all()):
+    if not all_finite(latent):
         raise InputError("decode.video got a latent with values that are not finite (NaN or infinity); sample it again.")
     return VideoLatentShape(*latent.shape[1:])

@@ -17,6 +17,7 @@ from torch import nn
 from ...kernels.memory import is_out_of_memory
 from ..config.video_layout import EncoderConfig, Resample
 from ..errors import InputError
+from ..finite import all_finite
 from ..instrument.watch import Phase, Watch
 from ..shapes import Compression, VideoLatentShape, VideoShape
 from .conv_plan import largest_tensor
@@ -70,7 +71,7 @@ class Encoder(nn.Module):
                 logger.warning("encode.video ran out of memory with %d latent frames at a time; going on with %d.", chunk, chunk // 2)
                 chunk //= 2
                 phase.total = phase.done + -(-latents // chunk)
-        if not bool(torch.isfinite(means).all()):
+        if not all_finite(means):
             raise InputError("encode.video made values that are not finite (NaN or infinity); check the images and the VAE file.")
         cells = means.flatten(0, 2)
         if len(cells) > 1 and bool((cells == cells[0]).all()):  # even of one colour they differ, by what lies around the frame
