@@ -44,12 +44,12 @@ def levels() -> torch.Tensor:
 def noise_cells_reference(out: torch.Tensor, corner: Corner, patch: int, seed: int, table: torch.Tensor) -> None:
     """Fill out (n, h, w, 3 patch^2), floats of any kind: cells of patch x patch px, values ordered row, column, channel.
 
-    seed: 64 bits; table: `levels` on the device of `out`.
+    seed: 64 bits; table: `levels`, on the device that is to make the values, which need not be that of `out`.
     """
     frames, rows, columns, _ = out.shape
-    down = torch.arange(rows * patch, device=out.device)[:, None, None] + corner.top
-    across = torch.arange(columns * patch, device=out.device)[:, None] + corner.left
-    channel = torch.arange(3, device=out.device)
+    down = torch.arange(rows * patch, device=table.device)[:, None, None] + corner.top
+    across = torch.arange(columns * patch, device=table.device)[:, None] + corner.left
+    channel = torch.arange(3, device=table.device)
     for number in range(frames):  # whole clips of 64-bit numbers would be many times what is asked for
         place = (((corner.frame + number) * corner.height + down) * corner.width + across) * 3 + channel
         bits = _finalised(_signed(_mixed(seed)) + (place + 1) * _signed(_STEP))
@@ -146,5 +146,5 @@ _OP = Op("noise_cells", _check)
 
 
 def noise_cells(out: torch.Tensor, corner: Corner, patch: int, seed: int, table: torch.Tensor) -> None:
-    """See `noise_cells_reference`; `out` is contiguous."""
+    """See `noise_cells_reference`; `out` is contiguous, and where it is on CUDA `table` is there, too."""
     (_launch if _OP.runs(out) else noise_cells_reference)(out, corner, patch, seed, table)

@@ -26,7 +26,7 @@ class DrawnNoise:
     def __init__(self, shape: VideoShape, seed: int, device: torch.device) -> None:
         self.shape = shape
         self._seed = seed
-        self._levels = levels().to(device)
+        self._levels = levels().to(device if device.type == "cuda" else "cpu")  # others may have no sums of 64 bits
 
     def fill(self, out: torch.Tensor, first: int, top: int, left: int, patch: int) -> None:
         noise_cells(out, Corner(self.shape.height, self.shape.width, first, top, left), patch, self._seed, self._levels)

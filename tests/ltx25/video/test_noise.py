@@ -42,3 +42,11 @@ def test_cells_are_pixels_of_the_canvas_row_by_row():
 
 def test_rounding_keeps_the_values():
     assert torch.equal(drawn(1, dtype=torch.bfloat16), drawn(1).bfloat16())
+
+
+def test_a_device_without_64_bit_sums_is_sent_what_the_cpu_makes():
+    noise = DrawnNoise(SHAPE, 5, torch.device("mps"))
+    out = torch.empty(37, 2, 3, 48)
+    noise.fill(out, 0, 0, 0, PATCH)
+    assert torch.equal(out, drawn(5))
+    noise.fill(out.to("meta"), 0, 0, 0, PATCH)  # nothing of it is computed where `out` is
