@@ -21,16 +21,13 @@ from ..kernels.quantise import matrix_workspace
 from .checkpoint import check, decode, fill, held_bytes, read_tensors, stored_parameters
 from .content import ALIGNED, Packed
 from .device import release
+from .host_spare import host_has_room
 from .instrument import Phase, Watch
-from .instrument.memory import host_free, is_unified
 from .linear import announce_e4m3, e4m3_bytes
 from .piece import BlocksFile, Changes, Piece, block_prefix
 from .streaming import SLOTS, BlockStack
 
 log = logging.getLogger(__name__)
-
-HOST_SPARE = 4 << 30  # bytes of host memory that parked blocks leave to everybody else, where nobody asks for more
-_asked: list[Callable[[], int]] = []  # at most one
 
 
 class Part:
@@ -436,24 +433,6 @@ class Part:
 
     def _stays_parked(self, block: int) -> bool:
         return block in self._stack.parked or host_has_room(self._block_bytes[block], self.device)
-
-
-def ask_host_spare(asked: Callable[[], int]) -> None:
-    """From now on parked blocks leave `asked()` bytes of host memory, where that is more than HOST_SPARE: the process belongs to
-    a program that wants them. It holds for all engines, and may answer anew each time.
-    """
-    _asked[:] = [asked]
-
-
-def host_spare() -> int:
-    """Bytes of host memory that parked blocks leave to everybody else."""
-    return max([HOST_SPARE, *(asked() for asked in _asked)])
-
-
-def host_has_room(size: int, device: torch.device) -> bool:
-    """Whether weights may be kept in host memory, too: never where device and host are one."""
-    free = host_free()
-    return not is_unified(device) and (free is None or free - size >= host_spare())
 
 
 def _staying(every: Sequence[int], there: frozenset[int], count: int) -> frozenset[int]:

@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 
 from .device import release
+from .host_spare import host_has_room
 from .instrument import Watch
 from .instrument.memory import device_free
-from .part import Part, host_has_room
+from .part import Part
 
 __all__ = ["Arbiter", "Part", "Standalone", "evict", "free_memory", "make_host_room", "release"]
 

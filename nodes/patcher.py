@@ -12,8 +12,8 @@ import comfy.model_management as mm
 import torch
 from comfy.model_patcher import ModelPatcher
 
+from ..ltx25.host_spare import ask_host_spare
 from ..ltx25.instrument import Watch
-from ..ltx25.part import ask_host_spare
 from ..ltx25.residency import Part, evict, make_host_room
 
 # Bytes that come after weights were parked and before the host looks: a clip's frames as IMAGE, 15 s of 768 x 512.

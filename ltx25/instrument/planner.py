@@ -17,7 +17,7 @@ import torch
 from ..connector import context_length
 from ..dit.modality import LegPlan
 from ..fitting import HOST_LEAST
-from ..part import host_spare
+from ..host_spare import host_spare
 from ..parts import TRANSFORMER
 from ..predictor import Course
 from ..replay import graphs_wanted

@@ -19,9 +19,10 @@ from torch import nn
 
 from ..checkpoint import decode, read_tensors
 from ..device import copied
+from ..host_spare import host_has_room
 from ..instrument import Phase, Watch
 from ..linear import Linear
-from ..part import Part, host_has_room
+from ..part import Part
 from ..piece import Piece
 from ..residency import free_memory
 from .change import Sided, Target, apply, targets, weight_of, within

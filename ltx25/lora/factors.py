@@ -14,7 +14,7 @@ import torch
 from ..checkpoint import TensorInfo, read_tensors
 from ..content import ALIGNED
 from ..device import copied
-from ..part import host_has_room
+from ..host_spare import host_has_room
 from ..pinned import host_memory, pin
 from .file import Lora, Pair
 

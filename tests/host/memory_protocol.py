@@ -36,7 +36,7 @@ spec.loader.exec_module(sys.modules["pack"])
 nodes = types.ModuleType("pack.nodes")  # the package without its node list, which needs a running server
 nodes.__path__ = [str(Path(pack) / "nodes")]
 sys.modules["pack.nodes"] = nodes
-from pack.ltx25.part import host_spare  # noqa: E402
+from pack.ltx25.host_spare import host_spare  # noqa: E402
 from pack.nodes import bridge  # noqa: E402
 from pack.nodes.patcher import HostArbiter  # noqa: E402
 

@@ -8,9 +8,9 @@ import torch
 from comfyui_ltx25.kernels import fp8_linear
 from comfyui_ltx25.kernels import quantise as rows
 from comfyui_ltx25.ltx25 import engine as engines
+from comfyui_ltx25.ltx25 import host_spare, piece
 from comfyui_ltx25.ltx25 import part as parts
 from comfyui_ltx25.ltx25 import parts as opening
-from comfyui_ltx25.ltx25 import piece
 from comfyui_ltx25.ltx25.dit import fp8_layers
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options
 from comfyui_ltx25.ltx25.errors import InputError
@@ -156,7 +156,7 @@ def test_streamed_blocks_give_the_resident_clip(how, plain, fp8, monkeypatch):
     engine = open_engine("fp8", "stream")
     part = dit_part(engine)
     if how == "file":
-        monkeypatch.setattr(parts, "host_free", lambda: 0)
+        monkeypatch.setattr(host_spare, "host_free", lambda: 0)
         monkeypatch.setattr("comfyui_ltx25.ltx25.fitting.host_free", lambda: None)
     assert same(sampled(engine, conditioning=plain[0]), fp8[1])
     assert part.streams and len(part._stack.parked) == {"parked": 4, "file": 0}[how]
@@ -167,7 +167,7 @@ def test_the_first_step_of_blocks_that_never_came_yet_is_the_resident_models(pla
     monkeypatch.setattr(engines, "compute_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(opening, "compute_dtype", lambda device: torch.bfloat16)
     resident, stream = (open_engine("fp8", residency) for residency in ("resident", "stream"))
-    monkeypatch.setattr(parts, "host_free", lambda: 0)
+    monkeypatch.setattr(host_spare, "host_free", lambda: 0)
     one = {"conditioning": plain[0], "sigmas": (1.0, 0.0)}
     assert same(sampled(stream, **one), sampled(resident, **one)) and dit_part(stream).streams
 

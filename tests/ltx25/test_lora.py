@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from comfyui_ltx25.ltx25 import part as parts
+from comfyui_ltx25.ltx25 import host_spare
 from comfyui_ltx25.ltx25.checkpoint import open_file, write_file
 from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.config.transformer import read_transformer, transformer_prefix
@@ -407,7 +407,7 @@ def test_k5_other_loras_and_strengths_do_not_read_the_base_again(storage, where,
     part = engine.opened.parts["transformer"]
     part.adapter = Adapter(part.pieces[0], CPU, 0 if where in ("resident", "file") else 1 << 60)
     if where == "file":
-        monkeypatch.setattr(parts, "host_free", lambda: 0)
+        monkeypatch.setattr(host_spare, "host_free", lambda: 0)
     if where in ("partly", "file"):  # room for one block besides the slots, or for none
         monkeypatch.setattr(part, "_fitting", lambda budget: 1 if where == "partly" else 0)
     for number, (loras, wanted) in enumerate(clips):

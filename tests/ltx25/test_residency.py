@@ -5,8 +5,8 @@ import threading
 
 import pytest
 import torch
+from comfyui_ltx25.ltx25 import host_spare, residency
 from comfyui_ltx25.ltx25 import part as parts
-from comfyui_ltx25.ltx25 import residency
 from comfyui_ltx25.ltx25.checkpoint.read import _Readers
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.parts import AUDIO_VAE, CONNECTORS, TEXT, TRANSFORMER, VIDEO_VAE, open_parts
@@ -213,7 +213,7 @@ def test_a_resting_part_leaves_host_memory_to_one_that_is_about_to_stream(opened
     text, dit = opened.parts[TEXT], opened.parts[TRANSFORMER]
     text.load(Watch(), text.least)
     text.rest()
-    monkeypatch.setattr(parts, "host_free", lambda: parts.HOST_SPARE + (dit.bytes if room else dit.bytes - 1))
+    monkeypatch.setattr(host_spare, "host_free", lambda: host_spare.HOST_SPARE + (dit.bytes if room else dit.bytes - 1))
     residency.make_host_room([dit], [text, dit])
     assert text.rests == room
 
@@ -227,16 +227,16 @@ def test_on_a_device_that_is_host_memory_an_evicted_part_keeps_nothing(opened):
 
 def test_m2_blocks_are_parked_only_where_the_host_has_room_to_spare(opened, monkeypatch):
     part, blocks = opened.parts[TRANSFORMER], sum(opened.parts[TRANSFORMER]._block_bytes)
-    wanted, more = parts.HOST_SPARE, parts.HOST_SPARE + (2 << 30)
+    wanted, more = host_spare.HOST_SPARE, host_spare.HOST_SPARE + (2 << 30)
     for asked, free, parked in ((0, wanted, 0), (0, wanted + blocks, 4), (more, wanted + blocks, 0), (more, more + blocks, 4), (wanted // 2, wanted, 0)):
-        monkeypatch.setattr(parts, "_asked", [])
-        parts.ask_host_spare(lambda: 0)  # the last one that asks counts
-        parts.ask_host_spare(lambda asked=asked: asked)
-        monkeypatch.setattr(parts, "host_free", lambda free=free: free)
+        monkeypatch.setattr(host_spare, "_asked", [])
+        host_spare.ask_host_spare(lambda: 0)  # the last one that asks counts
+        host_spare.ask_host_spare(lambda asked=asked: asked)
+        monkeypatch.setattr(host_spare, "host_free", lambda free=free: free)
         part.load(Watch(), part.least)
         assert len(part._stack.parked) == parked
         part.unload()
-    monkeypatch.setattr(parts, "is_unified", lambda device: True)
+    monkeypatch.setattr(host_spare, "is_unified", lambda device: True)
     part.load(Watch(), part.least)
     assert not part._stack.parked, "where device and host are one memory a copy would gain nothing"
 

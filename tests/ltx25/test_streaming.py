@@ -8,8 +8,7 @@ import weakref
 import pytest
 import torch
 from comfyui_ltx25.kernels.quantise import quantise_matrix
-from comfyui_ltx25.ltx25 import content, streaming
-from comfyui_ltx25.ltx25 import part as parts
+from comfyui_ltx25.ltx25 import content, host_spare, streaming
 from comfyui_ltx25.ltx25.content import Content, pack_for, packed_bytes
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.instrument import Sink, Watch
@@ -210,7 +209,7 @@ def test_a_streamed_render_equals_a_resident_one_bit_for_bit(how, monkeypatch):
     whole, small = engine(residency="resident"), engine(residency="stream" if how == "stream" else "auto")
     text, dit = (small.opened.parts[name] for name in (TEXT, TRANSFORMER))
     if how == "file":
-        monkeypatch.setattr(parts, "host_free", lambda: 0)
+        monkeypatch.setattr(host_spare, "host_free", lambda: 0)
         monkeypatch.setattr("comfyui_ltx25.ltx25.fitting.host_free", lambda: None)
     if how != "stream":
         for part in (text, dit):
@@ -294,7 +293,7 @@ def test_streamed_equals_resident_on_a_card_whatever_the_lanes_and_however_often
     told = [(tiny_lora(tmp_path / "style.safetensors"), 0.5)] * loras
     whole = engine(device=cuda, residency="resident").with_loras(told)
     if how == "file":
-        monkeypatch.setattr(parts, "host_free", lambda: 0)
+        monkeypatch.setattr(host_spare, "host_free", lambda: 0)
         monkeypatch.setattr("comfyui_ltx25.ltx25.fitting.host_free", lambda: None)
     small = engine(device=cuda, residency="stream").with_loras(told)
     wanted, text = whole.sample(job(whole, frames=12, steps=6), Watch()), whole.encode("a lamp", Watch())
