@@ -23,6 +23,14 @@ log = logging.getLogger(__name__)
 Compared = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+_preparing: list[str] = []  # ops on their first use, the innermost last
+
+
+def preparing() -> str | None:
+    """The op that is on its first use: compiled, which may take seconds, and checked. Any thread may ask."""
+    return next(reversed(_preparing.copy()), None)
+
+
 class Op:
     """When the kernel of one op runs: with Triton, on CUDA, unless LTX25_KERNELS=reference, and where it was seen right.
 
@@ -46,6 +54,7 @@ class Op:
         return self._right[key]
 
     def _first_use(self, device: torch.device, dtype: torch.dtype) -> bool:
+        _preparing.append(self.name)
         try:
             for got, twin, truth in self._check(device, dtype):
                 error, allowed = _error(got, truth), 2 * _error(twin, truth)
@@ -56,6 +65,8 @@ class Op:
                 raise
             log.warning("kernel %s is off for %s on %s, its plain version runs: %s", self.name, dtype, device, error)
             return False
+        finally:
+            _preparing.remove(self.name)
         return True
 
 

@@ -21,6 +21,7 @@ from server import PromptServer
 
 from ..ltx25.instrument import Phase, Sink
 from ..ltx25.instrument.units import seconds_text
+from ..ltx25.instrument.watch import why_silent
 
 MESSAGE_GAP = 0.05  # s; each message is sent whole to every client by the server's one loop
 
@@ -65,7 +66,7 @@ class NodeSink(Sink):
     def beat(self, phase: Phase) -> None:
         line = _line(phase)
         at = "" if line == phase.name else f"{line} - "
-        self._send(f"{at}{phase.name} has run for {seconds_text(phase.elapsed, rough=True)}")
+        self._send(f"{at}{phase.name} has run for {seconds_text(phase.elapsed, rough=True)}{why_silent()}")
 
     def preview(self, latent: torch.Tensor) -> None:
         """A picture of the middle of the clip: a first frame that was given would never change."""

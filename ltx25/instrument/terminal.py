@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from .units import bytes_text, rate_text, seconds_text
-from .watch import QUIET_UNITS, Phase, Sink
+from .watch import QUIET_UNITS, Phase, Sink, why_silent
 
 TICK_EVERY = 0.5  # s between lines of quick units (layers, bytes); forwards and chunks all get theirs
 
@@ -43,7 +43,7 @@ class TextSink(Sink):
 
     def beat(self, phase: Phase) -> None:
         at = f"{phase.position}, {phase.name} " if phase.position else ""  # the phase, not what it is at
-        self._say(phase, f"{at}has run for {seconds_text(phase.elapsed)}")
+        self._say(phase, f"{at}has run for {seconds_text(phase.elapsed)}{why_silent()}")
 
     def noted(self, event: str, text: str, facts: dict) -> None:
         with self._lock:

@@ -26,6 +26,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ...kernels.dispatch import preparing
+
 QUIET_UNITS = ("layer", "block", "frame", "byte", "record")  # many and quick: sinks may show some of their ticks only
 SILENCE = 0.9  # s without an event before the heartbeat speaks: promised is 1 s
 
@@ -239,6 +241,12 @@ class Watch:
             for sink in self.sinks:
                 if hasattr(sink, "measured"):
                     sink.measured(phase)
+
+
+def why_silent() -> str:
+    """For a heartbeat: what keeps a phase silent, where that is a kernel's first use; else nothing."""
+    name = preparing()
+    return f", preparing kernel {name}, which takes a while the first time" if name else ""
 
 
 class _Heart:

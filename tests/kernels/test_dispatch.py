@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import re
 
@@ -66,6 +67,26 @@ def test_a_kernel_whose_first_use_ran_out_of_memory_is_checked_again(error, capl
     with pytest.raises(type(error), match=re.escape(str(error))):
         op.runs(OnCard())
     assert op.runs(OnCard()) and not caplog.messages
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no such instruction"), torch.OutOfMemoryError("Tried to allocate 2.00 GiB")])
+def test_the_op_on_its_first_use_is_known_for_as_long_as_that_lasts(error):
+    seen = []
+
+    def inner(device, dtype):
+        seen.append(dispatch.preparing())
+        return [(ONE, ONE, ONE.double())]
+
+    def outer(device, dtype):
+        Op("inner", inner).runs(OnCard())
+        seen.append(dispatch.preparing())
+        if error is not None:
+            raise error
+        return [(ONE, ONE, ONE.double())]
+
+    with pytest.raises(torch.OutOfMemoryError) if isinstance(error, torch.OutOfMemoryError) else contextlib.nullcontext():
+        Op("outer", outer).runs(OnCard())
+    assert seen == ["inner", "outer"] and dispatch.preparing() is None
 
 
 def test_a_right_kernel_runs():

@@ -2,6 +2,7 @@ import re
 import time
 
 import pytest
+from comfyui_ltx25.kernels import dispatch
 from comfyui_ltx25.ltx25.instrument import Forwards, Group, TextSink, Watch
 from comfyui_ltx25.ltx25.instrument.units import bytes_text, rate_text
 
@@ -73,6 +74,18 @@ def test_how_long_a_phase_has_run_is_not_said_of_the_forward_it_is_at(shown):
         phase.started -= 6.43
         watch.sinks[0].beat(phase)
     assert re.fullmatch(r"sample: step 1/3 - forward 1-2/6 \(cond\+uncond\), sample has run for 6\.4\d s", lines[-2])
+
+
+def test_a_phase_that_is_silent_while_a_kernel_is_compiled_says_so(shown, monkeypatch):
+    watch, lines = shown
+    monkeypatch.setattr(dispatch, "_preparing", ["snake"])
+    with watch.phase("decode.audio", total=209, unit="layer") as phase:
+        watch.sinks[0].beat(phase)
+        monkeypatch.undo()
+        watch.sinks[0].beat(phase)
+    said, unsaid = lines[-3:-1]
+    assert said.startswith("decode.audio: layer 1/209, decode.audio has run for") and said.endswith("s, preparing kernel snake, which takes a while the first time")
+    assert "kernel" not in unsaid
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (40 << 30, "40.0 GiB"), (3 << 41, "6144.0 GiB"), (None, "-")])
