@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .errors import InputError
 from .guidance import OFF, Bins, Guidance
+from .schedule import float32s
 
 FIELDS = ("cfg", "stg", "modality", "rescale")
 EXAMPLE = "0.9: video_cfg=2; 0.5: video_cfg=1, video_stg=0"
@@ -20,9 +21,11 @@ def by_sigma(base: Guidance, stream: str, bins: str, start: float, end: float) -
     """
     if not 0.0 <= end < start <= 1.0:
         raise InputError(f"guidance from sigma {start:g} down to {end:g} is an empty window; guidance_start must be above guidance_end, for example 1 and 0.2.")
-    levels = {1.0 if start == 1.0 else start: base}
+    start, end = float32s((start, end))  # a step at a written level is at that level, whichever way float32 rounds it
+    levels = {start: base}
     current = base
-    for level, values in sorted(parse_bins(bins).items(), reverse=True):
+    for written, values in sorted(parse_bins(bins).items(), reverse=True):
+        (level,) = float32s((written,))
         current = replace(current, **{name.removeprefix(f"{stream}_"): value for name, value in values.items() if name.startswith(f"{stream}_")})
         if end < level < start:
             levels[level] = current

@@ -30,9 +30,9 @@ def sigmas_of(schedule: str, steps: int, tokens: int = TOKENS) -> tuple[float, .
     if schedule == "ltx2":
         return ltx2(steps, tokens)
     if schedule == "distilled":
-        return _float32(DISTILLED)
+        return float32s(DISTILLED)
     if schedule == STAGE_2:
-        return _float32(DISTILLED_STAGE2)
+        return float32s(DISTILLED_STAGE2)
     raise InputError(f"schedule '{schedule}' is not one of {', '.join(SCHEDULES)}.")
 
 
@@ -59,10 +59,10 @@ def ltx2(
     shrink = math.exp(-(tokens * slope + base_shift - slope * 1024))  # e^-shift: no overflow, however many tokens
     odds = [step / (steps - step) for step in range(steps)]  # 1/s - 1
     if not stretch or steps == 1:
-        return _float32([*(1 / (1 + shrink * u) for u in odds), 0.0])
+        return float32s([*(1 / (1 + shrink * u) for u in odds), 0.0])
     last = odds[-1]
     scale = (1 - terminal) * (1 + shrink * last) / last
-    return _float32([*(1 - scale * u / (1 + shrink * u) for u in odds), 0.0])
+    return float32s([*(1 - scale * u / (1 + shrink * u) for u in odds), 0.0])
 
 
 def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
@@ -70,7 +70,7 @@ def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
 
     Raises InputError unless there are at least two, all in [0, 1] and each below the one before.
     """
-    checked = _float32([float(sigma) for sigma in sigmas])
+    checked = float32s([float(sigma) for sigma in sigmas])
     if len(checked) < 2:
         raise InputError(f"sigmas has {len(checked)} value(s); a step needs two, for example 1.0, 0.0.")
     for index, sigma in enumerate(checked):
@@ -82,5 +82,6 @@ def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
     return checked
 
 
-def _float32(values: Sequence[float]) -> tuple[float, ...]:
+def float32s(values: Sequence[float]) -> tuple[float, ...]:
+    """Each value as a sampler has it, rounded to float32: the written 0.1 is below that one, and 0.9 above."""
     return tuple(struct.unpack("f", struct.pack("f", value))[0] for value in values)

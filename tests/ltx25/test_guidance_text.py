@@ -6,8 +6,9 @@ import pytest
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.guidance import AUDIO, OFF, VIDEO
 from comfyui_ltx25.ltx25.guidance_text import EXAMPLE, by_sigma, parse_bins
+from comfyui_ltx25.ltx25.schedule import check_sigmas, sigmas_of
 
-SIGMAS = (1.0, 0.95, 0.9, 0.7, 0.5, 0.3, 0.1)
+SIGMAS = check_sigmas((1.0, 0.95, 0.9, 0.7, 0.5, 0.3, 0.1))
 
 
 def at(bins, field="cfg"):
@@ -22,6 +23,15 @@ def test_a_bin_holds_from_its_level_down_until_the_next():
     bins = by_sigma(VIDEO, "video", EXAMPLE, 1.0, 0.0)
     assert at(bins) == [3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0]
     assert at(bins, "stg") == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("level, sigma", [(0.1, sigmas_of("ltx2", 30)[-2]), *((round(sigma, 6), sigma) for sigma in sigmas_of("distilled", 8)[:-1])])
+def test_a_step_at_a_written_level_belongs_to_it_although_float32_rounds_it_up(level, sigma):
+    """0.1, the last level of ltx2, is 0.10000000149 to a sampler."""
+    assert by_sigma(VIDEO, "video", f"{level}: video_cfg=2", 1.0, 0.0).at(sigma).cfg == 2.0
+    if level < 1.0:
+        assert by_sigma(VIDEO, "video", "", 1.0, level).at(sigma) == OFF
+        assert by_sigma(VIDEO, "video", "", level, 0.0).at(sigma) == VIDEO
 
 
 def test_each_stream_reads_its_own_values():
