@@ -43,14 +43,16 @@ class Condition(Protocol):
 
 
 def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-    """Apply items to the streams they name, in order, but the stretches to make anew last and as one.
+    """Apply items to the streams they name, in order, but those with an attention strength behind the others, as the official
+    pipelines have them: else it would depend on the order which others see each other. Stretches to make anew come last and as one.
 
     Raises InputError as `check_together`, for an item that does not fit, and where nothing is left to make.
     """
     drafts = dict(drafts)
     items = [item.at(drafts[item.stream]) if isinstance(item, Image) and item.stream in drafts else item for item in conditions]
     check_together(items, drafts)
-    for item in (*(item for item in items if not isinstance(item, TemporalRegions)), *_united(items)):
+    standing = [item for item in items if not isinstance(item, TemporalRegions)]
+    for item in (*sorted(standing, key=lambda item: isinstance(item, AttentionStrength)), *_united(items)):
         drafts[item.stream] = item.apply(drafts[item.stream])
     if not any(draft.makes for draft in drafts.values()):
         raise InputError(f"nothing is left to make: masks and conditions keep all of the {' and the '.join(drafts)}; leave one of them out, or free more of the clip.")

@@ -200,6 +200,18 @@ def test_full_attention_needs_no_table_unless_conditions_must_not_see_each_other
     assert not second.attention[24:32, 32:].any() and second.attention[:24].min() == 1
 
 
+def test_who_sees_whom_does_not_depend_on_the_order_of_conditions():
+    """What has full attention sees all that has; what has less sees only the clip."""
+    items = {"first": Image(IMAGE, 5, 1.0), "weak": AttentionStrength(Image(IMAGE, 9, 1.0), 0.5), "last": Image(IMAGE, -1, 1.0), "weaker": AttentionStrength(Image(IMAGE, 3, 1.0), 0.25)}
+    place = {5: "first", 9: "weak", 16: "last", 3: "weaker"}
+    for order in permutations(items):
+        draft = apply([items[kind] for kind in order], {"video": video()})["video"]
+        at = {place[round(float(draft.positions[0, token, 0]) * 24)]: token for token in range(24, 56, 8)}
+        seen = {(one, other) for one in at for other in at if draft.attention[at[one], at[other]]}
+        assert seen == {("first", "last"), ("last", "first"), *((kind, kind) for kind in at)}, order
+        assert [float(draft.attention[0, at[kind]]) for kind in items] == [1.0, 0.5, 1.0, 0.25]
+
+
 def test_frozen():
     drafts = apply([Frozen("audio")], {"video": video(), "audio": audio()})
     assert drafts["audio"].frozen and not drafts["video"].frozen
