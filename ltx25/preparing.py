@@ -130,9 +130,17 @@ def _check_latents(job: SampleJob) -> None:
 
 
 def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) -> None:
-    """Raise InputError for keyframes in a sampling that is a part of one: their state would be lost between the parts."""
+    """Raise InputError for what would be lost between the parts of a sampling: the state of keyframes, and what a mask between
+    0 and 1 holds the clip to, where no condition brings it along."""
     if (plan.sigmas[-1] > 0 or not add_noise) and any(draft.slots is not None for draft in drafts.values()):
         raise InputError("keyframes are made in one sampling: let the noise levels end with 0 and add_noise on, or leave LTX-2.5 Keyframe Slots out.")
+    for name, draft in drafts.items():
+        held = draft.mask[: draft.shape.tokens]
+        if not add_noise and not draft.frozen and bool(((held > 0) & (held < 1) & ~draft.pinned).any()):
+            raise InputError(
+                f"the noise mask of the {name} has values between 0 and 1, and the clip that they hold to is no longer there once noise is left in it; "
+                "use 0 and 1 alone, or let one sampler run all noise levels."
+            )
 
 
 def _contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:

@@ -227,6 +227,16 @@ def test_keyframes_are_not_made_in_parts(engine, job):
             engine.sample(part, Watch())
 
 
+@pytest.mark.parametrize("stream", ["video", "audio"])
+def test_a_mask_between_0_and_1_is_not_continued(engine, job, stream):
+    """What was left is noisy: taken for the clip it is held to, half of that noise would stay in the result."""
+    mask = torch.full((1, 1, *getattr(job, stream).shape[2:]), 0.5)
+    told = replace(job, **{f"{stream}_mask": mask})
+    first = engine.sample(replace(told, sigmas=(1.0, 0.6)), Watch())
+    with pytest.raises(InputError, match=f"the noise mask of the {stream} has values between 0 and 1.*use 0 and 1 alone"):
+        engine.sample(replace(told, video=first.video, audio=first.audio, sigmas=(0.6, 0.0), add_noise=False), Watch())
+
+
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
     """Item 1 of a batch of two, each with its picture, equals a run alone with seed + 1 (1e-5: other matrix shapes)."""
     pictures = torch.randn(2, 128, 1, 2, 3)
