@@ -42,13 +42,13 @@ def extend(
     made = Longer(
         _longer(video, compression.latent_frames(whole)),
         None,
-        _mask(video, video_mask, compression.latent_frames(whole)),
+        _mask(video, video_mask, compression.latent_frames(whole), compression),
         None,
     )
     if audio is None:
         return made
     wanted = max(AudioLatentShape.of_clip(whole, frame_rate).frames, audio.shape[2])
-    return made._replace(audio=_longer(audio, wanted), audio_mask=_mask(audio, audio_mask, wanted))
+    return made._replace(audio=_longer(audio, wanted), audio_mask=_mask(audio, audio_mask, wanted, compression))
 
 
 class Settled(NamedTuple):
@@ -85,7 +85,7 @@ def settled(
             shape = _shape(grid)
             positions = video_positions(shape, compression, frame_rate) if name == "video" else audio_positions(shape)
             made = _by_token(grid, TemporalRegions(name, tuple(windows)).touched(positions).float())
-            masks[name] = made if masks[name] is None else made * _fitting(grid, masks[name])
+            masks[name] = made if masks[name] is None else made * _fitting(grid, masks[name], compression)
     rest = tuple(from_start(item, frames) for item in conditions if not isinstance(item, (Frozen, TemporalRegions)))
     return Settled(rest, masks["video"], masks["audio"])
 
@@ -95,16 +95,16 @@ def _longer(grid: torch.Tensor, wanted: int) -> torch.Tensor:
     return torch.cat([grid, more], 2)
 
 
-def _mask(grid: torch.Tensor, mask: torch.Tensor | None, wanted: int) -> torch.Tensor:
+def _mask(grid: torch.Tensor, mask: torch.Tensor | None, wanted: int, compression: Compression) -> torch.Tensor:
     """(1, 1, frames, ...) float32: old frames kept, or as their own mask says; new ones made."""
     size = grid.shape[2:]
-    old = torch.zeros(1, 1, *size) if mask is None else _fitting(grid, mask)
+    old = torch.zeros(1, 1, *size) if mask is None else _fitting(grid, mask, compression)
     return torch.cat([old, torch.ones(1, 1, wanted - size[0], *size[1:])], 2)
 
 
-def _fitting(grid: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _fitting(grid: torch.Tensor, mask: torch.Tensor, compression: Compression) -> torch.Tensor:
     """A noise mask as (1, 1, frames, ...) float32 of the grid's size, as the sampler reads it."""
-    return _by_token(grid, mask_tokens(mask, _shape(grid)))
+    return _by_token(grid, mask_tokens(mask, _shape(grid), compression))
 
 
 def _by_token(grid: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -204,18 +204,19 @@ def _draft(name: str, latent: torch.Tensor, shape, noise_mask, frozen: bool, pos
         raise InputError(f"the {name} latent has {bad} values of {latent.numel()} that are not finite numbers; make or encode it again.")
     rows = (patchify_video if name == "video" else patchify_audio)(latent.detach().to("cpu", torch.float32))
     tokens = rows.clone(memory_format=torch.contiguous_format)
-    mask = torch.ones(shape.tokens) if noise_mask is None else mask_tokens(noise_mask, shape)
+    mask = torch.ones(shape.tokens) if noise_mask is None else mask_tokens(noise_mask, shape, facts["compression"])
     pinned = torch.zeros(shape.tokens, dtype=torch.bool)
     return Draft(shape=shape, latent=tokens, clean=tokens, mask=mask, positions=positions, attention=None, slots=None, pinned=pinned, frozen=frozen, **facts)
 
 
-def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) -> torch.Tensor:
+def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape, compression: Compression | None) -> torch.Tensor:
     """A host noise mask (1 = generate, 0 = keep) as (T,) float32, one value per token.
 
-    Video: (B, 1, t, h, w), any axis 1 wide or of another size (pixels: resized like the host does), or (.., H, W) as image
-    masks are. Audio: (B, 1, n, bins) likewise. Of values that differ over a token's channels or bins the largest counts: a
-    token is one unit to the model. Raises InputError for values outside 0 to 1, for items of a batch that differ, and for a
-    mask of latent cells that belongs to a clip of another length: stretched, it would keep other moments.
+    Video: (B, 1, t, h, w), rows and columns 1 wide or of another size (pixels: resized like the host does), frames 1, latent
+    ones or those of the clip (see _latent_frames), or (.., H, W) as image masks are. Audio: (B, 1, n, bins), any axis 1 wide or of
+    another size. Of values that differ over a token's channels or bins the largest counts: a token is one unit to the model.
+    Raises InputError for values outside 0 to 1, for items of a batch that differ, and for a video's mask of another length:
+    stretched, it would keep other moments. compression: of a video.
     """
     video = isinstance(shape, VideoLatentShape)
     size = (shape.frames, shape.height, shape.width) if video else (shape.frames, shape.bins)
@@ -227,8 +228,8 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) 
     cells = mask.ndim == 2 + len(size)  # of the latent's own axes, not an image mask
     if not cells:
         mask = mask.reshape(1, 1, -1, *mask.shape[-2:]) if video else mask.reshape(-1, 1, *mask.shape[-2:])
-    if video and cells and mask.shape[2] not in (1, shape.frames) and all(had in (1, want) for had, want in zip(mask.shape[3:], size[1:], strict=True)):
-        raise InputError(f"the noise_mask has {mask.shape[2]} latent frames and the video {shape.frames}; cut the clip before it is given a mask, or set the mask anew.")
+    if video:
+        mask = _latent_frames(mask, shape, compression)
     if mask.shape[0] > 1 and not bool((mask == mask[:1]).all()):
         raise InputError("the noise_mask differs between the items of the batch; sample the items one at a time.")
     mask = mask[:1].amax(1, keepdim=True)
@@ -236,6 +237,22 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape) 
         mask = functional.interpolate(mask, size=size, mode="trilinear" if video else "bilinear")
     mask = mask[0, 0].expand(size)
     return mask.reshape(-1).contiguous() if video else mask.amax(1).contiguous()
+
+
+def _latent_frames(mask: torch.Tensor, shape: VideoLatentShape, compression: Compression) -> torch.Tensor:
+    """A mask (B, C, frames, rows, columns) with the clip's latent frames, or one for all.
+
+    One with the pixel frames of the clip, or with those that encoding it left out behind them, gives each latent frame the
+    largest value of the frames it holds: what a mask touches is made anew, as with TemporalRegions. (The host stretches them evenly,
+    as if the first latent frame, which holds one frame, held as many as the others.)
+    """
+    frames = mask.shape[2]
+    if frames in (1, shape.frames):
+        return mask
+    if compression.latent_frames(frames) != shape.frames:
+        raise InputError(f"the noise_mask has {frames} frames and the video {shape.pixels(compression).frames}, or {shape.frames} latent ones; cut the clip before it is given a mask, or set the mask anew.")
+    spans = [compression.frame_span(index, causal=True) for index in range(shape.frames)]
+    return torch.stack([mask[:, :, start:end].amax(2) for start, end in spans], 2)
 
 
 def video_positions(shape: VideoLatentShape, compression: Compression, frame_rate: float, causal: bool = True) -> torch.Tensor:

@@ -182,7 +182,17 @@ def test_frozen_stream_has_mask_zero():
     ],
 )
 def test_video_noise_mask(mask, want):
-    assert mask_tokens(mask, VIDEO).tolist() == want
+    assert mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION).tolist() == want
+
+
+@pytest.mark.parametrize("made, want", [((0,), [1, 0, 0]), ((1,), [0, 1, 0]), ((8,), [0, 1, 0]), ((9, 16), [0, 0, 1]), ((0, 16), [1, 0, 1]), (range(1, 17), [0, 1, 1]), ((17, 18), [0, 0, 0])])
+@pytest.mark.parametrize("shape", [(19, 64, 128), (19, 1, 64, 128), (1, 1, 19, 1, 1)])
+def test_a_mask_of_every_frame_makes_the_latent_frames_it_touches(made, want, shape):
+    """Latent frames hold the frames 0, 1 to 8 and 9 to 16; 17 and 18 were left out when the clip was encoded."""
+    mask = torch.zeros(19)
+    mask[list(made)] = 1
+    mask = mask.view([19 if side == 19 else 1 for side in shape]).expand(shape)
+    assert mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION)[::8].tolist() == want
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_video_noise_mask(mask, want):
     ],
 )
 def test_audio_noise_mask(mask, want):
-    assert mask_tokens(mask, AUDIO).tolist() == want
+    assert mask_tokens(mask, AUDIO, None).tolist() == want
 
 
 @pytest.mark.parametrize(
@@ -207,13 +217,15 @@ def test_audio_noise_mask(mask, want):
         (torch.arange(2.0).view(2, 1, 1, 1, 1), "differs between the items"),
         (torch.ones(3), "fits no video latent"),
         (torch.ones(1, 1, 1, 3, 2, 4), "fits no video latent"),
-        (torch.ones(1, 1, 4, 2, 4), "has 4 latent frames and the video 3"),
-        (torch.ones(1, 1, 2, 1, 1), "has 2 latent frames and the video 3"),
+        (torch.ones(1, 1, 4, 2, 4), "has 4 frames and the video 17, or 3 latent ones"),
+        (torch.ones(2, 1, 64, 128), "has 2 frames and the video 17"),
+        (torch.ones(16, 64, 128), "has 16 frames and the video 17"),
+        (torch.ones(1, 1, 2, 1, 1), "has 2 frames and the video 17"),
     ],
 )
 def test_masks_that_cannot_be_used_are_refused(mask, says):
     with pytest.raises(InputError, match=says):
-        mask_tokens(mask, VIDEO)
+        mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION)
 
 
 @pytest.mark.parametrize("latent, says", [(torch.zeros(1, 16, 3, 2, 4), "1 x 16 x 3 x 2 x 4, wanted"), (torch.zeros(1, 12, 2, 4), "wanted"), (torch.full((1, 12, 3, 2, 4), torch.inf), "288 values of 288")])
