@@ -15,7 +15,7 @@ from ...kernels.cache_folder import cache_folder
 from ..engine import Conditioning, Engine, Files, Options, SampleJob
 from ..errors import InputError
 from ..guidance import TextRule
-from ..guidance_text import EXAMPLE
+from ..guidance_text import EXAMPLE, parse_bins
 from ..hdr import SDR, TRANSFERS
 from ..image import CRF
 from ..instrument import RunRecord, Watch, files_facts, machine
@@ -228,7 +228,8 @@ def _request(arguments: argparse.Namespace, tiny: bool) -> Request:
 
 def reads_negative(values: Mapping[str, Any]) -> bool:
     """Whether a render with these flags has a use for a negative prompt."""
-    return not values.get("video_cfg") == values.get("audio_cfg") == 1.0 or sampler_of(values.get("sampler", "auto"), None).uncond
+    later = [value for named in parse_bins(values.get("bins", "")).values() for name, value in named.items() if name.endswith("_cfg")]
+    return any(cfg != 1.0 for cfg in (values.get("video_cfg"), values.get("audio_cfg"), *later)) or sampler_of(values.get("sampler", "auto"), None).uncond
 
 
 def _facts(engine: Engine, request: Request, job: SampleJob, second: SecondStage | None) -> dict[str, object]:

@@ -172,6 +172,8 @@ def test_a_negative_prompt_that_nothing_would_use_is_not_encoded():
     assert request_of("--video-cfg=1", "--audio-cfg=1", "--negative=fog").negative == "fog"
     assert request_of("--video-cfg=1").negative == DEFAULT_NEGATIVE
     assert request_of("--video-cfg=1", "--audio-cfg=1", "--sampler=euler_cfg_pp").negative == DEFAULT_NEGATIVE, "CFG++ reads it at cfg 1, too"
+    assert request_of("--video-cfg=1", "--audio-cfg=1", "--bins=0.5: video_cfg=3").negative == DEFAULT_NEGATIVE, "from 0.5 on"
+    assert request_of("--video-cfg=1", "--audio-cfg=1", "--bins=0.5: video_stg=0").negative is None
 
 
 @pytest.mark.parametrize("setting", ["--negative=fog", "--video-cfg=5", "--audio-rescale=0", "--stg-blocks=0,1", "--sigmas=1,0.5,0", "--rule=cfg_star", "--bins=1: audio_cfg=2"])
