@@ -131,10 +131,14 @@ def _check_latents(job: SampleJob) -> None:
 
 def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) -> None:
     """Raise InputError for what would be lost between the parts of a sampling: the state of keyframes, and what a mask between
-    0 and 1 holds the clip to, where no condition brings it along."""
+    0 and 1 holds the clip to, where no condition brings it along; and for a part that has none before it."""
     if (plan.sigmas[-1] > 0 or not add_noise) and any(draft.slots is not None for draft in drafts.values()):
         raise InputError("keyframes are made in one sampling: let the noise levels end with 0 and add_noise on, or leave LTX-2.5 Keyframe Slots out.")
+    if not add_noise and plan.sigmas[0] == 1.0:
+        raise InputError("add_noise is off and the noise levels begin at 1, where nothing of a latent is left to go on from; begin them where those of the sampler before ended, or turn add_noise on.")
     for name, draft in drafts.items():
+        if not add_noise and draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any()):
+            raise InputError(f"add_noise is off and the {name} of the latent is empty, so there is no noise in it to go on from; connect what a sampler left whose noise levels ended above 0, or turn add_noise on.")
         held = draft.mask[: draft.shape.tokens]
         if not add_noise and not draft.frozen and bool(((held > 0) & (held < 1) & ~draft.pinned).any()):
             raise InputError(

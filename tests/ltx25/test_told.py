@@ -237,6 +237,17 @@ def test_a_mask_between_0_and_1_is_not_continued(engine, job, stream):
         engine.sample(replace(told, video=first.video, audio=first.audio, sigmas=(0.6, 0.0), add_noise=False), Watch())
 
 
+def test_a_second_part_without_a_first_is_refused(engine, job):
+    """All zeros at the first level: it would be sampled to something that no noise was ever in."""
+    with pytest.raises(InputError, match="the noise levels begin at 1, where nothing of a latent is left"):
+        engine.sample(replace(job, add_noise=False), Watch())
+    for stream in ("video", "audio"):
+        empty = replace(job, sigmas=(0.6, 0.0), add_noise=False, **{stream: torch.zeros_like(getattr(job, stream))})
+        with pytest.raises(InputError, match=f"the {stream} of the latent is empty"):
+            engine.sample(empty, Watch())
+    engine.facts(replace(empty, conditions=(Frozen("audio"),)))  # silence that is kept is no part to go on with
+
+
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
     """Item 1 of a batch of two, each with its picture, equals a run alone with seed + 1 (1e-5: other matrix shapes)."""
     pictures = torch.randn(2, 128, 1, 2, 3)
