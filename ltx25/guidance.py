@@ -212,7 +212,7 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, froze
         if guidance.skip_step < 0:
             raise InputError(f"skip_step is {guidance.skip_step}, wanted 0 (compute every step) or more.")
         if guidance.needs_uncond and not negative:
-            raise InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1.")
+            raise InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1, in bins as well.")
     notices = []
     if negative and not uncond and not any(guidance.needs_uncond for _, guidance in every):
         notices.append("The negative prompt has no effect, because cfg is 1; raise video_cfg or audio_cfg to use it.")

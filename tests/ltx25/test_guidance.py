@@ -197,7 +197,7 @@ def constant(video, audio):
 def test_cfg_without_a_negative_prompt_is_refused_with_the_way_out(video, audio, named):
     with pytest.raises(InputError, match=named) as error:
         check_guidance(*constant(video, audio), negative=False)
-    assert "connect `negative`, or set video_cfg and audio_cfg to 1" in str(error.value)
+    assert "connect `negative`, or set video_cfg and audio_cfg to 1, in bins as well." in str(error.value)
 
 
 def test_a_frozen_stream_asks_for_no_negative_prompt():
