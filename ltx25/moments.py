@@ -27,11 +27,11 @@ def parse_stretches(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def parse_frames(text: str) -> tuple[int, ...]:
-    """"8, 40" -> (8, 40). Raises InputError for anything else."""
+    """"40, 8" -> (8, 40): rising, each once, as officially. Raises InputError for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise InputError(f"'{text}' is no list of frames; write numbers with commas between, such as 24, 48.")
-    return tuple(int(part) for part in parts)
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def fit_wave(wave: torch.Tensor, rate: int, frames: int, frame_rate: float) -> torch.Tensor:

@@ -164,8 +164,8 @@ class LTX25KeyframeSlots(io.ComfyNode):
         at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
         if not at:
             return io.NodeOutput(latent)
-        for frame in at:
-            pixel_frame(frame, clip.size.frames)
+        if at[-1] >= clip.size.frames:
+            raise InputError(f"keyframe slot at frame {at[-1]} is not in a clip of {clip.size.frames} frames; use 0 to {clip.size.frames - 1}.")
         return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at))))
 
 

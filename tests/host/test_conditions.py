@@ -356,6 +356,7 @@ CHAINS = {
     "retake of an extension": (("clip", "extend", "retake"), "still empty"),
     "extension of nothing": (("extend",), "There is no clip to make longer yet"),
     "voices": (("voices",), "2 sounds were given for 1 clip"),
+    "slots behind the end": (("late slots",), "keyframe slot at frame 40 is not in a clip of 17 frames; use 0 to 16."),
     "voice without sound": (("silent clip", "voice"), "the latent has no audio"),
 }
 
@@ -372,6 +373,7 @@ def test_what_a_clip_cannot_be_told_together_is_refused_by_the_node_that_sees_it
         "keep": ("LTX25VideoCondition", {**load, "images": ["any", 0], "mode": "keep", "frame": 0, "strength": 1.0, "attention": 1.0, "downscale": 0, "temporal": 0}),
         "picture": ("LTX25ImageCondition", {**load, "image": ["one", 0], "frame": 0, "strength": 1.0, "crf": 0}),
         "slots": ("LTX25KeyframeSlots", {**load, "count": 1, "frames": ""}),
+        "late slots": ("LTX25KeyframeSlots", {**load, "count": 1, "frames": "40, 9"}),
         "soundtrack": ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "soundtrack", "strength": 1.0}),
         **{kind: ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "voice", "strength": 1.0}) for kind in ("voice", "voices")},
         "silent clip": ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0}),

@@ -17,7 +17,7 @@ def test_what_is_no_stretch_is_refused(text):
 
 
 def test_frames():
-    assert parse_frames("8, 40") == (8, 40)
+    assert parse_frames("8, 40") == parse_frames("40, 8, 40") == (8, 40)
     with pytest.raises(InputError, match="24, 48"):
         parse_frames("8, x")
 
