@@ -58,6 +58,11 @@ class Guidance:
     def needs_isolated(self) -> bool:
         return not math.isclose(self.modality, 1.0)
 
+    @property
+    def guides(self) -> bool:
+        """Whether it asks for any forward beside the first."""
+        return self.needs_uncond or self.needs_stg or self.needs_isolated
+
     def skips(self, step: int) -> bool:
         """Whether step `step` (from 0) uses the last guided x0 again."""
         return self.skip_step > 0 and step % (self.skip_step + 1) != 0

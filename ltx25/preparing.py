@@ -90,7 +90,7 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     check_job(plan)
     _check_parts(drafts, plan, job.add_noise)
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
-    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_noise_left(plan)))
+    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_unreached(plan), *_noise_left(plan)))
 
 
 def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, streams: bool, loras: Sequence[Lora]) -> dict[str, object]:
@@ -149,6 +149,15 @@ def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) ->
 
 def _contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Contexts:
     return Contexts(conditioning.video if "video" in drafts else None, conditioning.audio if "audio" in drafts else None)
+
+
+def _unreached(plan: Denoise) -> list[str]:
+    """Of guidance whose window lies between two noise levels: it costs nothing and does nothing."""
+    guidance = {name: bins for name, bins in plan.course.guidance.items() if name not in plan.frozen}
+    names = [name for name, bins in guidance.items() if any(one.guides for one in bins) and not any(at[name].guides for at in plan.guided)]
+    if not names:
+        return []
+    return [f"the guidance of the {' and the '.join(names)} has no effect, because no step begins at a noise level for which it is set; see guidance_start, guidance_end and bins, or use more steps."]
 
 
 def _noise_left(plan: Denoise) -> list[str]:

@@ -17,6 +17,7 @@ from comfyui_ltx25.ltx25.conditions import (
 from comfyui_ltx25.ltx25.engine import Engine, Files, Options, SampleJob
 from comfyui_ltx25.ltx25.errors import FileError, InputError
 from comfyui_ltx25.ltx25.guidance import OFF, Bins
+from comfyui_ltx25.ltx25.guidance_text import by_sigma
 from comfyui_ltx25.ltx25.image import prepare_images
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.latents import Noise, audio_positions, video_draft, video_positions
@@ -246,6 +247,14 @@ def test_a_second_part_without_a_first_is_refused(engine, job):
         with pytest.raises(InputError, match=f"the {stream} of the latent is empty"):
             engine.sample(empty, Watch())
     engine.facts(replace(empty, conditions=(Frozen("audio"),)))  # silence that is kept is no part to go on with
+
+
+@pytest.mark.parametrize("start, end, told", [(1.0, 0.0, False), (0.55, 0.35, True), (0.6, 0.3, False), (0.2, 0.0, True)])
+def test_guidance_between_two_noise_levels_is_a_notice(engine, job, start, end, told):
+    bins = by_sigma(replace(OFF, modality=3.0), "video", "", start, end)
+    made = engine.sample(replace(job, video_guidance=bins, sigmas=(1.0, 0.6, 0.3, 0.0)), Watch())
+    assert any("guidance of the video has no effect, because no step" in notice for notice in made.notices) == told
+    assert (made.forwards == 3) == told
 
 
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
