@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .conditions import Held
 from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
 from .dit.modality import Contexts, Leg
@@ -88,7 +89,7 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     )
     plan = replace(plan, loras=tuple(f"{lora.header.name} ({lora.strength:g})" for lora in loras if lora.strength))
     check_job(plan)
-    _check_parts(drafts, plan, job.add_noise)
+    _check_parts(drafts, plan, job)
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
     return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_unreached(plan), *_noise_left(plan)))
 
@@ -129,21 +130,22 @@ def _check_latents(job: SampleJob) -> None:
     check_host_room("sampling this latent", COPIES * 4 * sum(latent.numel() for latent in latents), advice)
 
 
-def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) -> None:
+def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, job: SampleJob) -> None:
     """Raise InputError for what would be lost between the parts of a sampling: the state of keyframes, and what a mask between
-    0 and 1 holds the clip to, where no condition brings it along; and for a part that has none before it."""
-    if (plan.sigmas[-1] > 0 or not add_noise) and any(draft.slots is not None for draft in drafts.values()):
+    0 and 1 holds the clip to, where nothing brings it along (Held); and for a part that has none before it."""
+    if (plan.sigmas[-1] > 0 or not job.add_noise) and any(draft.slots is not None for draft in drafts.values()):
         raise InputError("keyframes are made in one sampling: let the noise levels end with 0 and add_noise on, or leave LTX-2.5 Keyframe Slots out.")
-    if not add_noise and plan.sigmas[0] == 1.0:
+    if not job.add_noise and plan.sigmas[0] == 1.0:
         raise InputError("add_noise is off and the noise levels begin at 1, where nothing of a latent is left to go on from; begin them where those of the sampler before ended, or turn add_noise on.")
     for name, draft in drafts.items():
-        if not add_noise and draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any()):
+        if not job.add_noise and draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any()):
             raise InputError(f"add_noise is off and the {name} of the latent is empty, so there is no noise in it to go on from; connect what a sampler left whose noise levels ended above 0, or turn add_noise on.")
         held = draft.mask[: draft.shape.tokens]
-        if not add_noise and not draft.frozen and bool(((held > 0) & (held < 1) & ~draft.pinned).any()):
+        brought = any(isinstance(item, Held) and item.stream == name for item in job.conditions)
+        if not job.add_noise and not draft.frozen and not brought and bool(((held > 0) & (held < 1) & ~draft.pinned).any()):
             raise InputError(
                 f"the noise mask of the {name} has values between 0 and 1, and the clip that they hold to is no longer there once noise is left in it; "
-                "use 0 and 1 alone, or let one sampler run all noise levels."
+                "let LTX-2.5 Sampler run the first part as well, or one sampler all noise levels."
             )
 
 

@@ -66,6 +66,10 @@ class Latents:
     conditions: tuple
     clip_frames: int | None  # how many of the video's pixel frames were asked for, where it was padded; None: all
 
+    @property
+    def masked(self) -> bool:
+        return self.video_mask is not None or self.audio_mask is not None
+
     def frames(self, whole: int) -> int:
         """Of a video of `whole` pixel frames, those asked for."""
         return whole if self.clip_frames is None else min(self.clip_frames, whole)

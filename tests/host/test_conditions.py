@@ -344,6 +344,28 @@ def test_a10_a_kept_sound_is_kept_as_far_as_it_goes_where_the_clip_becomes_longe
     assert "noise_mask" not in whole(run)
 
 
+def test_a_soft_mask_holds_the_clip_to_the_same_in_both_parts_of_a_sampling(host, api, given, find, inspect):
+    """The second sampler has a noisy latent: what the mask holds to comes with it from the first, and is gone with the noise."""
+    prompt = api("text_to_video_distilled_tiny")
+    whole, load = find(prompt, "LTX25Sampler"), find(prompt, "LoadLTX25Checkpoint")
+    for key, kind, inputs in (
+        ("any", "ProbeImage", {"shape": "[17, 64, 96, 3]"}),
+        ("clip", "EncodeVideoVAE", {"engine": [load, 0], "images": ["any", 0], "frame_rate": 24.0}),
+        ("soft", "ImageToMask", {"image": ["any", 0], "channel": "red"}),
+        ("masked", "SetLatentNoiseMask", {"samples": ["clip", 0], "mask": ["soft", 0]}),
+        *((f"levels {part}", "ManualSigmas", {"sigmas": sigmas}) for part, sigmas in (("both", "1.0, 0.6, 0.0"), ("first", "1.0, 0.6"), ("second", "0.6, 0.0"))),
+    ):
+        prompt[key] = {"class_type": kind, "inputs": inputs}
+    prompt[whole]["inputs"].update(latent=["masked", 0], sigmas=["levels both", 0], sampler="euler")
+    prompt["first"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[whole]["inputs"], "sigmas": ["levels first", 0]}}
+    prompt["second"] = {"class_type": "LTX25Sampler", "inputs": {**prompt[whole]["inputs"], "latent": ["first", 0], "sigmas": ["levels second", 0], "add_noise": False}}
+    one, two = inspect(prompt, whole), inspect(prompt, "second")
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    for fact in ("min", "max", "std"):
+        assert two(run)["samples"][fact] == pytest.approx(one(run)["samples"][fact], rel=1e-4)
+    assert "conditions" not in two(run)
+
+
 CHAINS = {
     "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
     "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),

@@ -7,6 +7,7 @@ import torch
 from comfyui_ltx25.ltx25.conditions import (
     AttentionStrength,
     Frozen,
+    Held,
     Image,
     KeyframeIndex,
     KeyframeSlots,
@@ -229,13 +230,23 @@ def test_keyframes_are_not_made_in_parts(engine, job):
 
 
 @pytest.mark.parametrize("stream", ["video", "audio"])
-def test_a_mask_between_0_and_1_is_not_continued(engine, job, stream):
+def test_a_mask_between_0_and_1_is_continued_with_what_it_holds_to_and_not_without(engine, job, stream):
     """What was left is noisy: taken for the clip it is held to, half of that noise would stay in the result."""
-    mask = torch.full((1, 1, *getattr(job, stream).shape[2:]), 0.5)
-    told = replace(job, **{f"{stream}_mask": mask})
-    first = engine.sample(replace(told, sigmas=(1.0, 0.6)), Watch())
-    with pytest.raises(InputError, match=f"the noise mask of the {stream} has values between 0 and 1.*use 0 and 1 alone"):
-        engine.sample(replace(told, video=first.video, audio=first.audio, sigmas=(0.6, 0.0), add_noise=False), Watch())
+    grid = getattr(job, stream)
+    soft = replace(job, sampler="euler", **{f"{stream}_mask": torch.linspace(0, 1, grid.shape[2]).view(1, 1, -1, *[1] * (grid.ndim - 3))})
+    told = replace(soft, conditions=(Held(stream, grid), Image(torch.randn(1, 128, 1, 2, 3), 0, 0.5)))
+    wanted, (got, first) = engine.sample(replace(told, conditions=told.conditions[1:]), Watch()), two_parts(engine, told)
+    for one, other in ((got.video, wanted.video), (got.audio, wanted.audio)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match=f"the noise mask of the {stream} has values between 0 and 1.*let LTX-2.5 Sampler run the first part"):
+        engine.sample(replace(soft, video=first.video, audio=first.audio, sigmas=(0.6, 0.0), add_noise=False), Watch())
+
+
+def test_what_a_stream_is_held_to_fits_it_or_goes_with_it(engine, job):
+    longer = Held("video", torch.zeros(1, 128, 4, 2, 3))
+    with pytest.raises(InputError, match="was 4 latent frames long when noise was left in it and is 3 now"):
+        engine.facts(replace(job, conditions=(longer,)))
+    engine.facts(replace(job, audio=None, conditions=(Held("audio", job.audio),)))
 
 
 def test_a_second_part_without_a_first_is_refused(engine, job):
