@@ -83,7 +83,7 @@ class LTX25Sampler(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.05,
-                    tooltip="How much fresh noise the ancestral sampler adds back at each step. 0: none, as Euler does.",
+                    tooltip="How much fresh noise euler_ancestral and euler_cfg_pp add back at each step. 0: none. res_2s: at the end of a step; in its middle it always adds some.",
                 ),
                 io.Boolean.Input(
                     "profile", default=False, tooltip="Traces one step and adds to the report where its time goes. Costs a few seconds."

@@ -67,7 +67,7 @@ FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "steps": (int, "of schedule ltx2"),
     "sampler": (str, f"{', '.join(SAMPLERS)}"),
     "sigmas": (parsed(parse_sigmas), "noise levels of your own, with commas; win over schedule and steps"),
-    "eta": (float, "fresh noise of the ancestral sampler, 0 to 1"),
+    "eta": (float, "fresh noise of euler_ancestral, euler_cfg_pp and the end of a res_2s step, 0 to 1"),
     "token_shift": (bool, "noise levels of ltx2 by the number of tokens of the clip"),
 }
 OPTIONS = {
