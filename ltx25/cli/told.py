@@ -131,12 +131,16 @@ def _strength(text: str) -> tuple[str, float]:
 def _picture(path: Path) -> torch.Tensor:
     try:
         with Picture.open(path) as opened:
-            turned = ImageOps.exif_transpose(opened).convert("RGB")
+            turned = ImageOps.exif_transpose(opened)
+            if turned.mode == "F":
+                raise InputError(f"image {path} holds floating-point values, which have no highest one; save it as a PNG of 8 or 16 bits.")
+            wide = turned.mode.startswith("I")  # grey of 16 bits, as depth maps are: convert would hold it at 255
+            values = np.asarray(turned)[..., None].repeat(3, -1) if wide else np.asarray(turned.convert("RGB"))
     except FileNotFoundError:
         raise InputError(f"image {path} does not exist; check its name.") from None
     except (UnidentifiedImageError, OSError, SyntaxError):
         raise InputError(f"image {path} is no picture that can be read; use a PNG or JPEG file.") from None
-    return torch.from_numpy(np.asarray(turned).astype(np.float32) / 255)[None]
+    return torch.from_numpy(values.astype(np.float32) / (65535 if wide else 255))[None]
 
 
 def _sound(path: Path, voice: bool) -> Sound:

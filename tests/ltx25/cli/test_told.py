@@ -6,6 +6,7 @@ import av
 import numpy as np
 import pytest
 from comfyui_ltx25.ltx25.cli.told import Told, parse_lora
+from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.tests.ltx25.cli.test_render import (
     SMALL,
     files,
@@ -37,6 +38,24 @@ def picture(here):
     path = here / "red@home.png"
     Image.new("RGBA", (37, 91), (250, 10, 10, 255)).save(path)
     return path
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_grey_of_16_bits_keeps_its_steps(here, rotated):
+    """Depth maps are such pictures: held at 255 of 65535 one is white."""
+    path, values = here / "depth.png", np.arange(6, dtype=np.uint16).reshape(2, 3) * 13107
+    exif = Image.Exif()
+    exif[0x0112] = 6 if rotated else 1  # of the camera's orientation: turned by 90 degrees
+    Image.fromarray(values).save(path, exif=exif)
+    (pinned,) = Told.read([str(path)], None, None, None).pictures
+    wanted = np.rot90(values, -1) if rotated else values
+    assert np.allclose(pinned.picture, (wanted / 65535)[None, ..., None].repeat(3, -1), atol=1e-6)
+
+
+def test_a_picture_of_unknown_range_is_refused(here):
+    Image.new("F", (8, 8), 0.5).save(here / "depth.tiff")
+    with pytest.raises(InputError, match="floating-point values.*save it as a PNG"):
+        Told.read([str(here / "depth.tiff")], None, None, None)
 
 
 @pytest.fixture
