@@ -117,7 +117,7 @@ class LTX25VideoCondition(io.ComfyNode):
                 downscale, temporal = downscale or reference_factor(loras, DOWNSCALE), temporal or reference_factor(loras, TEMPORAL)
                 size = _smaller(clip.size, downscale, engine.engine.compression.side)
                 shown = every_other(images[: clip.size.frames], temporal)
-                item = Reference(encode(shown, size, 1 + len(images[1::temporal])), strength, downscale, temporal)
+                item = Reference(encode(shown, size, 1 + len(images[1::temporal]), temporal), strength, downscale, temporal)
             else:
                 at = pixel_frame(frame, clip.size.frames)
                 encoded = encode(images[: clip.size.frames - at], clip.size, len(images))
@@ -239,14 +239,15 @@ class _Encoder:
     def __init__(self, engine: Engine, run: Any) -> None:
         self._engine, self._run = engine, run
 
-    def __call__(self, images: torch.Tensor, size: VideoShape, given: int) -> torch.Tensor:
-        """`images` are those of `given` frames that end before the clip does."""
+    def __call__(self, images: torch.Tensor, size: VideoShape, given: int, step: int = 1) -> torch.Tensor:
+        """`images` are those of `given` frames that end before the clip does; of the video they are one in `step`."""
         latent = self._engine.encode_video(prepare_images(images, size.height, size.width, 0), self._run.watch)
         frames = self._engine.video_shape(latent).frames
         if frames != given:
             behind = [f"the clip ends after {len(images)}"] if len(images) != given else []
             uneven = [f"{len(images)} are not 8 n + 1"] if frames != len(images) else []
-            self._run.tell([f"of {given} frames {frames} {'is' if frames == 1 else 'are'} used: {' and '.join(behind + uneven)}."])
+            shown = f", one in {step} of the video," if step > 1 else ""
+            self._run.tell([f"of {given} frames{shown} {frames} {'is' if frames == 1 else 'are'} used: {' and '.join(behind + uneven)}."])
         return latent
 
 

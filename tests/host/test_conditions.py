@@ -252,21 +252,22 @@ def test_video_to_audio_keeps_the_video_to_the_bit(host, api, given, find, inspe
 
 
 @pytest.mark.parametrize(
-    "mode, at, frames, words",
+    "mode, at, frames, temporal, words",
     [
-        ("guide", 10, 17, "of 17 frames 1 is used: the clip ends after 7 and 7 are not 8 n + 1."),
-        ("guide", 8, 17, "of 17 frames 9 are used: the clip ends after 9."),
-        ("guide", 0, 12, "of 12 frames 9 are used: 12 are not 8 n + 1."),
-        ("guide", -9, 9, ""),
-        ("reference", 0, 25, "of 25 frames 17 are used: the clip ends after 17."),
-        ("reference", 0, 17, ""),
+        ("guide", 10, 17, 1, "of 17 frames 1 is used: the clip ends after 7 and 7 are not 8 n + 1."),
+        ("guide", 8, 17, 1, "of 17 frames 9 are used: the clip ends after 9."),
+        ("guide", 0, 12, 1, "of 12 frames 9 are used: 12 are not 8 n + 1."),
+        ("guide", -9, 9, 1, ""),
+        ("reference", 0, 25, 1, "of 25 frames 17 are used: the clip ends after 17."),
+        ("reference", 0, 17, 1, ""),
+        ("reference", 0, 17, 3, "of 7 frames, one in 3 of the video, 1 is used: 7 are not 8 n + 1."),
     ],
 )
-def test_how_many_frames_of_a_video_are_used_is_told(host, api, given, find, mode, at, frames, words):
+def test_how_many_frames_of_a_video_are_used_is_told(host, api, given, find, mode, at, frames, temporal, words):
     prompt = api("reference_video_tiny")
     told = find(prompt, "LTX25VideoCondition")
     prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": f"[{frames}, 64, 96, 3]"}}
-    prompt[told]["inputs"].update(images=["any", 0], mode=mode, frame=at, downscale=1, temporal=1)
+    prompt[told]["inputs"].update(images=["any", 0], mode=mode, frame=at, downscale=1, temporal=temporal)
     run = host.run(prompt)
     assert run.ok, run.error and run.error["exception_message"]
     said = " ".join(text for _, text in run.texts(told))
