@@ -103,14 +103,17 @@ class Course:
 
     @cached_property
     def plans(self) -> tuple[LegPlan | None, ...]:
-        """Per call; None where no model runs because every stream skips the step. What is kept needs no velocity."""
+        """Per call; None where no model runs because every stream that is made skips the step. What is kept needs no velocity."""
         return tuple(
             plan and replace(plan, read=plan.read - self.frozen, kept=False)
-            for plan in (
-                plan_legs(guided.get("video"), guided.get("audio"), call.guided_as[0], self.sampler.uncond)
-                for call, guided in zip(self.calls, self.guided, strict=True)
-            )
+            for plan in (self._plan(call.guided_as[0], guided) for call, guided in zip(self.calls, self.guided, strict=True))
         )
+
+    def _plan(self, step: int, guided: Mapping[str, Guidance]) -> LegPlan | None:
+        """A frozen stream never skips, and alone it needs no forward. (The official audio-to-video loop runs one and reads nothing of it.)"""
+        if all(guidance.skips(step) for name, guidance in guided.items() if name not in self.frozen):
+            return None
+        return plan_legs(guided.get("video"), guided.get("audio"), step, self.sampler.uncond)
 
     @property
     def forwards(self) -> int:

@@ -155,6 +155,15 @@ def test_skipped_steps_run_and_count_nothing():
     assert [text.split(" - ")[0] for done, text in sink.told if done] == ["step 1/4", "step 3/4"]
 
 
+@pytest.mark.parametrize("kept, made", [("audio", "video"), ("video", "audio")])
+def test_steps_that_all_but_a_kept_stream_skip_run_and_count_nothing(kept, made):
+    guidance = {name: Bins.constant(replace(bins.at(1.0), skip_step=1)) for name, bins in GUIDED.items()}
+    drafts = clip(conditions=[Frozen(kept)])
+    got = sample(drafts, steps=4, guidance=guidance)
+    assert got.outcome.forwards == 8 and len(got.outcome.legs) == 2
+    assert torch.equal(getattr(got, kept), drafts[kept].grid(drafts[kept].latent)) and getattr(got, made).isfinite().all()
+
+
 def test_step_that_skips_one_stream_is_named():
     guidance = {**GUIDED, "audio": Bins.constant(replace(AUDIO, stg_blocks=frozenset({2}), skip_step=1))}
     work = job(clip(), steps=2, guidance=guidance)
