@@ -10,6 +10,7 @@ from .guidance import OFF, Bins, Guidance
 from .schedule import float32s
 
 FIELDS = ("cfg", "stg", "modality", "rescale")
+MOST = 100  # of cfg, stg and modality, as in the widgets and flags
 EXAMPLE = "0.9: video_cfg=2; 0.5: video_cfg=1, video_stg=0"
 
 
@@ -54,7 +55,12 @@ def parse_bins(text: str) -> dict[float, dict[str, float]]:
             name, _, value = (piece.strip() for piece in pair.partition("="))
             if name not in [f"{stream}_{field}" for stream in ("video", "audio") for field in FIELDS]:
                 raise _unreadable(text, f"'{pair.strip()}' names none of video_cfg, video_stg, video_modality, video_rescale and the same of audio")
-            found[level][name] = _number(value, text)
+            if name in found[level]:
+                raise _unreadable(text, f"{name} is there twice at {level:g}")
+            number, most = _number(value, text), 1 if name.endswith("_rescale") else MOST
+            if not 0.0 <= number <= most:
+                raise _unreadable(text, f"{name} is {number:g}, wanted 0 to {most}")
+            found[level][name] = number
     return found
 
 

@@ -54,10 +54,15 @@ def test_levels_may_be_written_in_any_order():
     assert at(by_sigma(VIDEO, "video", "0.5: video_stg=0; 0.9: video_cfg=2", 1.0, 0.0)) == [3.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("text", ["x: video_cfg=1", "0.5 video_cfg=1", "0.5: cfg=1", "0.5: video_cfg=a", "1.5: video_cfg=1", "0.5: video_cfg=1; 0.5: video_cfg=2", "0.5: video_cfg=inf"])
+@pytest.mark.parametrize("text", ["x: video_cfg=1", "0.5 video_cfg=1", "0.5: cfg=1", "0.5: video_cfg=a", "1.5: video_cfg=1", "0.5: video_cfg=1; 0.5: video_cfg=2", "0.5: video_cfg=inf", "0.5: video_cfg=2, video_cfg=3", "0.5: video_cfg=101", "0.5: audio_stg=-1", "0.5: video_rescale=1.5"])
 def test_what_cannot_be_read_is_refused_with_an_example(text):
     with pytest.raises(InputError, match="write them like 0.9: video_cfg=2"):
         by_sigma(VIDEO, "video", text, 1.0, 0.0)
+
+
+def test_a_value_that_the_widgets_would_not_take_is_named():
+    with pytest.raises(InputError, match="audio_rescale is 7, wanted 0 to 1; write"):
+        by_sigma(VIDEO, "video", "0.5: audio_rescale=7", 1.0, 0.0)
 
 
 @pytest.mark.parametrize("start, end", [(0.5, 0.5), (0.2, 0.8), (1.0, -0.1)])
