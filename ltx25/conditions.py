@@ -12,6 +12,7 @@ Items are equal only to themselves: they hold tensors.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -72,6 +73,14 @@ def check_together(conditions: Sequence[Condition], streams: Collection[str]) ->
             raise InputError(f"the {item.stream} is to stay exactly as it is, and {item.makes}; leave one of the two out, or sample the clip between them.")
     if sum(isinstance(item, KeyframeSlots) for item in conditions) > 1:
         raise InputError("keyframe slots were given twice; put all of their frames into one item.")
+    pictures = [item.frame for item in conditions if isinstance(item, Image) and item.strength]
+    for frame in pictures:
+        if pictures.count(frame) > 1:  # in place the last one would be the only one
+            raise InputError(f"frame {frame} was given {pictures.count(frame)} pictures and can have one; give each its own frame, -1 is the last.")
+    placed = [item for item in conditions if isinstance(item, LatentIndex) and item.strength]
+    for one, other in itertools.combinations(placed, 2):
+        if one.index < other.index + other.latent.shape[2] and other.index < one.index + one.latent.shape[2]:
+            raise InputError(f"latent frame {max(one.index, other.index)} was given content twice and can hold it once; leave one of the two out.")
 
 
 def _united(items: Sequence[Condition]) -> list[TemporalRegions]:

@@ -370,6 +370,7 @@ def test_a_soft_mask_holds_the_clip_to_the_same_in_both_parts_of_a_sampling(host
 CHAINS = {
     "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
     "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),
+    "picture, picture": (("picture", "picture"), "frame 0 was given 2 pictures and can have one"),
     "keep, slots": (("keep", "slots"), "the video is to stay exactly as it is, and keyframes"),
     "slots, slots": (("slots", "slots"), "given twice"),
     "keep, soundtrack": (("keep", "soundtrack"), "nothing is left to make"),

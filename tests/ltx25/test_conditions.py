@@ -17,6 +17,7 @@ from comfyui_ltx25.ltx25.conditions import (
     ReferenceAudio,
     TemporalRegions,
     apply,
+    check_together,
 )
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.latents import APPENDED_SEED, Noise, audio_draft, video_draft
@@ -65,6 +66,32 @@ def test_pictures_may_come_in_any_order():
         own, (last, ninth) = one.narrow(axis, 0, 24), one.narrow(axis, 24, 16).chunk(2, axis)
         assert torch.equal(two, torch.cat([own, ninth, last], axis)), name
     assert torch.equal(given.clean[:, :8], items[0].latent.flatten(2).mT) and given.tokens == 24 + 16
+
+
+@pytest.mark.parametrize(
+    "items, words",
+    [
+        ((Image(IMAGE, 0, 1.0), Image(IMAGE, 0, 0.5)), "latent frame 0 was given content twice"),
+        ((Image(IMAGE, -17, 1.0), Image(IMAGE, 0, 1.0)), "latent frame 0 was given content twice"),
+        ((LatentIndex(CLIP[:, :, :2], 1, 1.0), LatentIndex(IMAGE, 2, 1.0)), "latent frame 2 was given content twice"),
+    ],
+)
+def test_two_contents_in_one_place_are_refused_in_any_order(items, words):
+    """The one given last would be in the clip, and nothing would say that the other is not."""
+    for order in (items, items[::-1]):
+        with pytest.raises(InputError, match=words):
+            apply(order, {"video": video()})
+
+
+@pytest.mark.parametrize("frame", [0, 9])
+def test_two_pictures_at_one_frame_are_refused_before_they_meet_a_clip(frame):
+    with pytest.raises(InputError, match=f"frame {frame} was given 2 pictures and can have one; give each its own frame"):
+        check_together((Image(IMAGE, frame, 1.0), Image(IMAGE, 5, 1.0), Image(CLIP[:, :, :1], frame, 0.5)), ["video"])
+
+
+def test_a_picture_that_has_no_effect_is_in_nobodys_way():
+    draft = apply((Image(IMAGE, 0, 1.0), Image(torch.zeros_like(IMAGE), 0, 0.0)), {"video": video()})["video"]
+    assert torch.equal(draft.clean[:, :8], IMAGE.flatten(2).mT)
 
 
 def test_noise_beside_the_clip_is_dealt_by_time_and_place_not_by_the_order_of_conditions():
