@@ -18,6 +18,7 @@ from ..ltx25.lora import DOWNSCALE, TEMPORAL, reference_factor
 from ..ltx25.moments import parse_frames
 from ..ltx25.shapes import Compression, VideoShape, evenly_spaced_frames
 from .bridge import EXTENSION, FRAME_RATE, Latents, join, keyframes_in, split, whole_mask, with_conditions
+from .encode import pictures_of
 from .load import EngineType
 from .run import node_run
 
@@ -59,7 +60,7 @@ class LTX25ImageCondition(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latent, image, frame=0, strength=1.0, crf=CRF) -> io.NodeOutput:
-        clip, image = Clip.of(engine.engine, latent), _given(image)
+        clip, image = Clip.of(engine.engine, latent), pictures_of(image)
         at = pixel_frame(frame, clip.size.frames)
         if len(image) not in (1, clip.batch):
             raise InputError(f"{len(image)} pictures were given for {clip.batch} clip(s), wanted one, or one for each; use LTX-2.5 Video Condition for the frames of a video.")
@@ -107,7 +108,7 @@ class LTX25VideoCondition(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latent, images, mode="guide", frame=0, strength=1.0, attention=1.0, downscale=0, temporal=0) -> io.NodeOutput:
-        clip, images = Clip.of(engine.engine, latent), _given(images)
+        clip, images = Clip.of(engine.engine, latent), pictures_of(images)
         with node_run(engine.engine, bar="encode.video") as run:
             encode = _Encoder(engine.engine, run)
             if mode == "keep":
@@ -187,13 +188,6 @@ class Clip:
         video = _video(parts)
         shape = engine.video_shape(video)
         return Clip(parts, replace(shape, frames=parts.frames(shape.frames)), shape.frames, len(video))
-
-
-def _given(images: torch.Tensor | None) -> torch.Tensor:
-    """The pictures, or InputError where the node before made none: the host hands its None on."""
-    if images is None:
-        raise InputError("no picture was given, because the node it is to come from made none; look at that node, or connect another IMAGE.")
-    return images
 
 
 def _video(parts: Latents) -> torch.Tensor:

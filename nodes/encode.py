@@ -38,6 +38,7 @@ class EncodeVideoVAE(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, images, frame_rate=24.0, audio=None) -> io.NodeOutput:
+        images = pictures_of(images)
         with node_run(engine.engine, bar="encode.video") as run:
             video = engine.engine.encode_video(rgb(images), run.watch)
             frames = engine.engine.video_shape(video).frames
@@ -69,6 +70,13 @@ class EncodeAudioVAE(io.ComfyNode):
         with node_run(engine.engine, bar="encode.audio") as run:
             latent = engine.engine.encode_audio(wave, rate, run.watch)
         return io.NodeOutput({"samples": latent, "type": "audio"})
+
+
+def pictures_of(images: torch.Tensor | None) -> torch.Tensor:
+    """The pictures, or InputError where the node before made none: the host hands its None on."""
+    if images is None:
+        raise InputError("no picture was given, because the node it is to come from made none; look at that node, or connect another IMAGE.")
+    return images
 
 
 def sound_of(audio) -> tuple[torch.Tensor, int]:

@@ -132,9 +132,12 @@ def test_r6_a_picture_with_nan_is_refused(host, pinned, find):
     assert "not finite" in host.run(prompt).error["exception_message"]
 
 
-@pytest.mark.parametrize("kind, slot", [("LTX25ImageCondition", "image"), ("LTX25VideoCondition", "images")])
+@pytest.mark.parametrize("kind, slot", [("LTX25ImageCondition", "image"), ("LTX25VideoCondition", "images"), ("EncodeVideoVAE", "images")])
 def test_no_picture_is_refused_in_a_sentence(host, api, given, find, kind, slot):
     prompt = api({"image": "image_to_video_tiny", "images": "reference_video_tiny"}[slot])
+    if kind == "EncodeVideoVAE":
+        prompt["clip"] = {"class_type": kind, "inputs": {"engine": [find(prompt, "LoadLTX25Checkpoint"), 0], "images": ["any", 0], "frame_rate": 24.0}}
+        prompt[find(prompt, "LTX25VideoCondition")]["inputs"]["latent"] = ["clip", 0]
     prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1]", "fill": "nothing"}}
     prompt[find(prompt, kind)]["inputs"][slot] = ["any", 0]
     run = host.run(prompt)
