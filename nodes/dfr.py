@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import folder_paths
+import torch
 from comfy_api.latest import io
 
 from ..ltx25.conditions import Reference
@@ -83,13 +85,13 @@ class LTX25TemporalRounds(io.ComfyNode):
         if not frames:
             raise InputError("keyframes do not say where they stand; connect the keyframes output of LTX-2.5 Sampler.")
         known = Keyframes(keyframes_in(keyframes, len(parts.video), len(frames)), frames)
+        audio = parts.audio if sound is None else _sound(sound, len(parts.video))
         picture = replace(parts, audio=None, audio_mask=None, video_mask=None)
         with node_run(engine, bar="refine", previews=True) as run:
             job = guider.job(picture, 0.0, seed, SIGMAS, None, "euler_ancestral", ETA, run.watch)
             made = refine(engine, job, known, model_path(FOLDER, upscale_model), rounds, parts.frames(engine.video_shape(parts.video).frames), run.watch)
             run.tell(made.notices)
         out = {key: value for key, value in latent.items() if key not in (*CONSUMED, "noise_mask", "clip_frames")}
-        audio = parts.audio if sound is None else split(sound).audio
         out.update(samples=join(made.video, audio), frame_rate=job.frame_rate * 2**rounds, seed=seed)
         return io.NodeOutput(out, report(made, run))
 
@@ -109,3 +111,13 @@ class LTX25TemporalRounds(io.ComfyNode):
         """A file that changed on disk makes this node run again."""
         path = folder_paths.get_full_path(FOLDER, upscale_model) if upscale_model else None
         return stamp(path) if path else None
+
+
+def _sound(latent: dict[str, Any], batch: int) -> torch.Tensor:
+    """The sound of `latent`, one for each clip. Raises InputError where it has none, or another number: clips would go out without."""
+    audio = split(latent).audio
+    if audio is None:
+        raise InputError("sound is a latent without any; connect the latent of the first stage, or nothing to keep the clip's own.")
+    if len(audio) not in (1, batch):
+        raise InputError(f"sound is of {len(audio)} clips and the latent of {batch}; connect the latent of the first stage of the same clip(s).")
+    return audio.expand(batch, -1, -1, -1)

@@ -97,6 +97,20 @@ def test_an_upscaler_that_does_not_double_the_frames_is_refused_before_anything_
 
 
 @pytest.mark.parametrize(
+    "sound, words",
+    [({"video": "[1,128,3,2,2]"}, "sound is a latent without any"), ({"audio": "[2,8,26,16]"}, "sound is of 2 clips and the latent of 1")],
+)
+def test_a_sound_that_is_none_of_this_clip_is_refused_before_a_round_is_sampled(host, dfr, find, sound, words):
+    prompt = dfr(frames=25)
+    rounds = find(prompt, "LTX25TemporalRounds")
+    prompt["other"] = {"class_type": "ProbeLatent", "inputs": sound}
+    prompt[rounds]["inputs"]["sound"] = ["other", 0]
+    run = host.run(prompt, timeout=240)
+    assert not run.ok and run.error["node_id"] == rounds and words in run.error["exception_message"], run.error
+    assert not [text for _, text in run.texts(rounds) if "sample" in text]
+
+
+@pytest.mark.parametrize(
     "node, latents, words",
     [
         ("LTX25LatentReference", {"latent": "[1,128,3,4,6]", "reference": "[1,128,3,3,3]"}, "sides a whole number of times smaller"),
