@@ -212,9 +212,7 @@ class KeyframeSlots:
     makes = "keyframes of it are to be made"
 
     def apply(self, draft: Draft) -> Draft:
-        last = draft.shape.pixels(draft.compression).frames - 1
-        if not self.frames or list(self.frames) != sorted(set(self.frames)) or self.frames[0] < 0 or self.frames[-1] > last:
-            raise InputError(f"keyframe slots at frames {list(self.frames)}, wanted rising numbers from 0 to {last}.")
+        check_slots(self.frames, draft.shape.pixels(draft.compression).frames)
         shape, count = replace(draft.shape, frames=1), len(self.frames)
         positions = torch.cat([_slot_positions(shape, frame, draft) for frame in self.frames], 1)
         empty = torch.zeros(1, count * shape.tokens, draft.latent.shape[2])
@@ -225,6 +223,13 @@ class KeyframeSlots:
                 raise InputError(f"{self.initial.shape[2]} keyframes were given for {count} slots; give one per slot.")
         slots = Slots(draft.tokens, count, shape.tokens)
         return replace(draft.append(empty, 1.0, positions, marked=True, latent=seeded), slots=slots)
+
+
+def check_slots(frames: tuple[int, ...], clip: int) -> tuple[int, ...]:
+    """Return the frames, or raise InputError where slots cannot stand at them in a clip of `clip` frames."""
+    if not frames or list(frames) != sorted(set(frames)) or frames[0] < 0 or frames[-1] >= clip:
+        raise InputError(f"keyframe slots at frames {list(frames)}, wanted rising numbers from 0 to {clip - 1}.")
+    return frames
 
 
 def _slot_positions(shape: VideoLatentShape, frame: int, draft: Draft) -> torch.Tensor:

@@ -23,7 +23,7 @@ from .errors import InputError
 from .instrument import Watch
 from .job import Sampled, SampleJob
 from .schedule import DISTILLED, check_sigmas
-from .shapes import Compression, VideoLatentShape, check_frame_rate
+from .shapes import MAX_RATE, Compression, VideoLatentShape
 
 SEGMENTS = (24, 32)  # pixel frames
 ROUNDS = 2  # at most
@@ -203,18 +203,29 @@ def _doubled(engine: Engine, clip: torch.Tensor, upscaler: Path, watch: Watch) -
     return doubled
 
 
-def _check(job: SampleJob, keyframes: Keyframes, rounds: int, frames: int, clip_frames: int) -> list[Image]:
-    """The pictures of the job, at frames from 0. Raises InputError for what no round can be made of."""
+def check_rounds(rounds: int, frame_rate: float) -> None:
+    """Raise InputError for a number of rounds, or one that makes more frames a second of `frame_rate` than a clip may have."""
     if not 0 <= rounds <= ROUNDS:
         raise InputError(f"{rounds} rounds, wanted 0 to {ROUNDS}.")
-    if not 1 <= clip_frames <= frames:
-        raise InputError(f"{clip_frames} frames are wanted of a clip of {frames}; ask for 1 to {frames}.")
-    check_frame_rate(job.frame_rate * 2**rounds)
-    if not keyframes.frames or keyframes.frames[-1] != frames - 1:
+    if frame_rate * 2**rounds > MAX_RATE:
+        raise InputError(f"{rounds} round(s) make {frame_rate * 2**rounds:g} frames a second of {frame_rate:g}, and {MAX_RATE:g} are the most; ask for fewer rounds or a lower frame rate.")
+
+
+def check_keyframes(stand: Sequence[int], frames: int) -> None:
+    """Raise InputError where keyframes at frames `stand` do not end with the last frame of a clip of `frames`."""
+    if not stand or stand[-1] != frames - 1:
         raise InputError(
-            f"keyframes stand at {list(keyframes.frames)} of a clip of {frames} frames, and the last one must stand at frame {frames - 1}; "
+            f"keyframes stand at {list(stand)} of a clip of {frames} frames, and the last one must stand at frame {frames - 1}; "
             "make them with LTX-2.5 Keyframe Slots, grid=segments."
         )
+
+
+def _check(job: SampleJob, keyframes: Keyframes, rounds: int, frames: int, clip_frames: int) -> list[Image]:
+    """The pictures of the job, at frames from 0. Raises InputError for what no round can be made of."""
+    check_rounds(rounds, job.frame_rate)
+    if not 1 <= clip_frames <= frames:
+        raise InputError(f"{clip_frames} frames are wanted of a clip of {frames}; ask for 1 to {frames}.")
+    check_keyframes(keyframes.frames, frames)
     if keyframes.latent.shape[2] != len(keyframes.frames) or keyframes.latent.shape[3:] != job.video.shape[3:]:
         raise InputError(
             f"keyframes of shape {tuple(keyframes.latent.shape)} for {len(keyframes.frames)} frames of a clip {tuple(job.video.shape)}; "

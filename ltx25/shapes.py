@@ -13,6 +13,7 @@ from .errors import InputError
 
 MAX_SIDE = 8192  # px
 MAX_FRAMES = 8 * 1024 + 1
+MAX_RATE = 240.0  # frames/s
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def clip_samples(frames: int, frame_rate: float) -> int:
 
 def check_frame_rate(frame_rate: float) -> float:
     """Return `frame_rate` (frames/s) as a float, or raise InputError outside 1 to 240."""
-    if not 1.0 <= frame_rate <= 240.0:
-        raise InputError(f"frame_rate {frame_rate} frames/s is outside 1 to 240; 24 is what the model was trained for.")
+    if not 1.0 <= frame_rate <= MAX_RATE:
+        raise InputError(f"frame_rate {frame_rate} frames/s is outside 1 to {MAX_RATE:g}; 24 is what the model was trained for.")
     return float(frame_rate)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..ltx25.conditions import AttentionStrength, Frozen, Image, KeyframeIndex, KeyframeSlots, Reference, pixel_frame
+from ..ltx25.conditions import (
+    AttentionStrength,
+    Frozen,
+    Image,
+    KeyframeIndex,
+    KeyframeSlots,
+    Reference,
+    check_slots,
+    pixel_frame,
+)
 from ..ltx25.dfr import Canvas
 from ..ltx25.engine import Engine
 from ..ltx25.errors import InputError
@@ -157,17 +166,11 @@ class LTX25KeyframeSlots(io.ComfyNode):
     @classmethod
     def execute(cls, engine, latent, count=3, frames="", keyframes=None, grid="even") -> io.NodeOutput:
         clip = Clip.of(engine.engine, latent)
-        if grid == "segments":
-            canvas = Canvas.of(clip.whole)
-            at = canvas.keyframes
-            told = with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at)))
-            return io.NodeOutput(_padded(told, clip, canvas.frames, engine.engine.compression))
-        at = parse_frames(frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
+        at = slots_at(clip, count, frames, grid)
         if not at:
             return io.NodeOutput(latent)
-        if at[-1] >= clip.size.frames:
-            raise InputError(f"keyframe slot at frame {at[-1]} is not in a clip of {clip.size.frames} frames; use 0 to {clip.size.frames - 1}.")
-        return io.NodeOutput(with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at))))
+        told = with_conditions(latent, KeyframeSlots(at, _seeds(keyframes, clip, at)))
+        return io.NodeOutput(_padded(told, clip, at[-1] + 1, engine.engine.compression) if grid == "segments" else told)
 
 
 @dataclass(frozen=True)
@@ -196,14 +199,24 @@ def _video(parts: Latents) -> torch.Tensor:
     return parts.video
 
 
+def slots_at(clip: Clip, count: int, frames: str, grid: str) -> tuple[int, ...]:
+    """Where LTX-2.5 Keyframe Slots puts slots into a clip. Raises InputError for frames that it does not have or take."""
+    if grid == "segments":
+        return Canvas.of(clip.whole).keyframes
+    return check_slots(parse_frames(frames), clip.size.frames) if frames.strip() else evenly_spaced_frames(count, clip.size.frames)
+
+
+def check_seeds(stand: tuple[int, ...], at: tuple[int, ...], rate: float = FRAME_RATE, clip_rate: float = FRAME_RATE) -> None:
+    """Raise InputError where keyframes at frames `stand` are of other moments than slots at frames `at`; rates: of both clips."""
+    if len(stand) != len(at) or any(abs(one / rate - other / clip_rate) * clip_rate > 0.5 for one, other in zip(stand, at, strict=True)):
+        raise InputError(f"the keyframes are of frames {list(stand)} and the slots stand at {list(at)}; use the same grid, count and frames in both stages.")
+
+
 def _seeds(keyframes: dict[str, Any] | None, clip: Clip, at: tuple[int, ...]) -> torch.Tensor | None:
     """What slots at frames `at` start from, (B, C, count, h, w). Raises InputError for keyframes of other moments."""
     if keyframes is None:
         return None
-    stand = keyframes.get("keyframes", at)
-    rates = [latent or FRAME_RATE for latent in (split(keyframes).frame_rate, clip.parts.frame_rate)]
-    if len(stand) == len(at) and any(abs(one / rates[0] - other / rates[1]) * rates[1] > 0.5 for one, other in zip(stand, at, strict=True)):
-        raise InputError(f"the keyframes are of frames {list(stand)} and the slots stand at {list(at)}; use the same grid, count and frames in both stages.")
+    check_seeds(keyframes.get("keyframes", at), at, split(keyframes).frame_rate or FRAME_RATE, clip.parts.frame_rate or FRAME_RATE)
     return keyframes_in(keyframes, clip.batch, len(at))
 
 

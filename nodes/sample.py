@@ -15,6 +15,8 @@ from ..ltx25.instrument.units import path_text
 from ..ltx25.sampler import SAMPLERS
 from ..ltx25.schedule import SCHEDULES, sigmas_of
 from .bridge import Latents, finished, join, keyframes_out, split
+from .condition import Clip
+from .followers import check_followers
 from .guider import apart_by, clock_notices, own_guider
 from .run import NodeRun, node_run
 
@@ -132,6 +134,8 @@ class LTX25Sampler(io.ComfyNode):
             levels = sigmas_of(schedule, steps, parts.video[0, 0].numel()) if token_shift and parts.video is not None else sigmas_of(schedule, steps)
         with node_run(engine, bar="sample", previews=True) as run:
             job = guider.job(parts, frame_rate, seed, levels, schedule, sampler, eta, run.watch, add_noise)
+            for slots in _slots(parts):
+                check_followers(slots.frames, Clip.of(engine, latent), job.frame_rate)
             run.record.describe(**_facts(engine, job))
             sampled = engine.sample(job, run.watch, profile)
             run.tell((*sampled.notices, *clock_notices(engine, parts, job.frame_rate)))
@@ -152,8 +156,12 @@ def _check_clock(engine: Engine, parts: Latents, frame_rate: float) -> None:
 def _keyframes(sampled: Sampled, parts: Latents, clip: dict[str, Any]) -> Any:
     if sampled.keyframes is None:
         return ExecutionBlocker("There are no keyframes: none were asked for with LTX-2.5 Keyframe Slots.")
-    (slots,) = [item for item in parts.conditions if isinstance(item, KeyframeSlots)]
+    (slots,) = _slots(parts)
     return keyframes_out(sampled.keyframes, slots.frames, clip["frame_rate"], clip["seed"])
+
+
+def _slots(parts: Latents) -> list[KeyframeSlots]:
+    return [item for item in parts.conditions if isinstance(item, KeyframeSlots)]
 
 
 def _facts(engine: Engine, job: SampleJob) -> dict[str, Any]:

@@ -508,6 +508,9 @@ def test_generated_keyframes_come_out_as_clips_of_one_frame_and_seed_a_second_st
     prompt["slots2"]["inputs"]["frames"] = "5, 13"
     run = host.run(prompt)
     assert run.error["node_id"] == "slots2" and "of frames [5, 11] and the slots stand at [5, 13]; use the same" in run.error["exception_message"]
+    prompt[first]["inputs"]["seed"] += 1  # the first stage has to be sampled again, and is not
+    run = host.run(prompt)
+    assert run.error["node_id"] == first and run.error["exception_message"].startswith("node slots2 (LTX25KeyframeSlots) would refuse")
 
 
 @pytest.mark.parametrize("sampler", ["res_2s", "gradient_estimation", "euler_cfg_pp"])

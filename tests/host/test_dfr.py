@@ -97,6 +97,43 @@ def test_an_upscaler_that_does_not_double_the_frames_is_refused_before_anything_
 
 
 @pytest.mark.parametrize(
+    "first, second, rounds, clip, node, words",
+    [
+        ({}, {"grid": "even"}, {}, {}, "Keyframes, stage 2", "of frames [24] and the slots stand at [6, 12, 18]; use the same grid"),
+        ({"grid": "even"}, {"grid": "even", "count": 2}, {}, {}, "Keyframes, stage 2", "of frames [6, 12, 18] and the slots stand at [8, 16]"),
+        ({"grid": "even"}, {"grid": "even", "frames": "6, 12, 30"}, {}, {}, "Keyframes, stage 2", "wanted rising numbers from 0 to 24"),
+        ({"grid": "even"}, {"grid": "even"}, {}, {}, "LTX-2.5 Temporal Rounds", "stand at [6, 12, 18] of a clip of 25 frames"),
+        ({}, {}, {"rounds": 2}, {"frame_rate": 100.0}, "LTX-2.5 Temporal Rounds", "2 round(s) make 400 frames a second of 100"),
+    ],
+)
+def test_keyframes_that_a_node_far_behind_would_refuse_are_refused_before_the_first_stage(host, dfr, find, inspect, first, second, rounds, clip, node, words):
+    prompt = dfr(frames=25, **rounds)
+    sampler, stages = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler"), [find(prompt, "LTX25KeyframeSlots", f"Keyframes, stage {stage}") for stage in (1, 2)]
+    prompt[find(prompt, "EmptyLTX25Latent")]["inputs"].update(clip)
+    for key, widgets in zip(stages, (first, second), strict=True):
+        prompt[key]["inputs"].update(widgets)
+    run = host.run(prompt, timeout=240)
+    (refusing,) = [key for key, one in prompt.items() if one["_meta"]["title"] == node]
+    assert not run.ok and run.error["node_id"] == sampler, run.error
+    assert run.error["exception_message"].startswith(f"node {refusing} ({node}) would refuse") and words in run.error["exception_message"]
+    assert not [text for _, text in run.texts() if text.startswith("sample")]
+
+
+def test_keyframes_are_asked_about_for_nodes_that_run_alone(host, dfr, find, inspect):
+    """The first stage by itself, with a second one that is not set up yet; and frames that come over a link are not known yet."""
+    prompt = dfr(frames=25)
+    sampler, second = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler"), find(prompt, "LTX25KeyframeSlots", "Keyframes, stage 2")
+    prompt[second]["inputs"]["grid"] = "even"
+    seen = inspect(prompt, sampler, 2)
+    assert seen(host.run(prompt, targets=[f"inspect-{sampler}-2"]))["keyframes"] == [24]
+    prompt["text"] = {"class_type": "ProbeValue", "inputs": {"text": "3"}}
+    prompt[sampler]["inputs"]["seed"] = 77
+    prompt[second]["inputs"]["frames"] = ["text", 0]
+    run = host.run(prompt, timeout=240)
+    assert run.error["node_id"] == second and "of frames [24] and the slots stand at [3]" in run.error["exception_message"]
+
+
+@pytest.mark.parametrize(
     "sound, words",
     [({"video": "[1,128,3,2,2]"}, "sound is a latent without any"), ({"audio": "[2,8,26,16]"}, "sound is of 2 clips and the latent of 1")],
 )

@@ -234,7 +234,7 @@ def test_what_no_round_can_be_made_of_is_refused_before_anything_is_sampled(smal
 
 @pytest.mark.parametrize(
     "change, words",
-    [({"conditions": (Reference(torch.zeros(1, 128, 7, 1, 1), 1.0, 1, 1),)}, "pictures only, and the clip carries Reference"), ({"frame_rate": 100.0}, "frame_rate 400")],
+    [({"conditions": (Reference(torch.zeros(1, 128, 7, 1, 1), 1.0, 1, 1),)}, "pictures only, and the clip carries Reference"), ({"frame_rate": 100.0}, r"2 round\(s\) make 400 frames a second of 100, and 240")],
 )
 def test_a_job_no_round_can_be_made_of_is_refused(small, clip, change, words):
     asked, keyframes = clip

@@ -1,0 +1,83 @@
+"""Whether the keyframes of a sampling fit where its prompt takes them, asked before the sampling.
+
+The nodes behind refuse others themselves, but only when it is their turn: after one stage, or after two. Only what the prompt
+says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+from ..ltx25.dfr import check_keyframes, check_rounds
+from ..ltx25.errors import InputError
+from .condition import Clip, check_seeds, slots_at
+from .upscale import opened_model
+
+Prompt = Mapping[str, Mapping[str, Any]]
+
+CLIP, KEYFRAMES = 0, 2  # outputs of LTX25Sampler
+UPSCALE = "LTX25LatentUpscale"
+SAME_FRAMES = (UPSCALE, "LTX25ImageCondition", "LTX25VideoCondition", "LTX25AudioCondition", "LTX25LatentReference")  # from `latent` to output 0
+
+
+def check_followers(frames: tuple[int, ...], clip: Clip, frame_rate: float) -> None:
+    """Raise InputError where the running prompt takes keyframes at `frames` of `clip`, which the executing sampler is about to
+    make, to a node that will refuse them."""
+    context = get_executing_context()
+    for _, prompt_id, prompt, _, outputs, *_ in PromptServer.instance.prompt_queue.get_current_queue_volatile()[0]:
+        if context is not None and prompt_id == context.prompt_id:
+            _check(_wanted(prompt, outputs), context.node_id, frames, clip, frame_rate)
+
+
+def _check(prompt: Prompt, sampler: str, frames: tuple[int, ...], clip: Clip, frame_rate: float) -> None:
+    for key, node in prompt.items():
+        kind, inputs, at = node["class_type"], node["inputs"], ()
+        if (_source(prompt, inputs, "keyframes"), _source(prompt, inputs, "latent")) != ((sampler, KEYFRAMES), (sampler, CLIP)):
+            continue
+        try:
+            if kind == "LTX25TemporalRounds":
+                check_keyframes(frames, clip.whole)
+                if not isinstance(rounds := inputs.get("rounds", 1), list):
+                    check_rounds(rounds, frame_rate)
+            elif kind == "LTX25KeyframeSlots":
+                widgets = [inputs.get("count", 3), inputs.get("frames", ""), inputs.get("grid", "even")]
+                if any(isinstance(value, list) for value in widgets):
+                    continue
+                if at := slots_at(clip, *widgets):  # none: keyframes are not read
+                    check_seeds(frames, at)
+        except InputError as error:
+            raise InputError(f"node {key} ({node.get('_meta', {}).get('title') or kind}) would refuse the keyframes that are asked for here: {error}") from None
+        if at:
+            for later, other in prompt.items():
+                if other["class_type"] == "LTX25Sampler" and _source(prompt, other["inputs"], "latent") == (key, 0):
+                    _check(prompt, later, at, clip, frame_rate)
+
+
+def _wanted(prompt: Prompt, outputs: list[str]) -> Prompt:
+    """The nodes of the prompt that run for these outputs: others may be half set up."""
+    wanted: set[str] = set()
+    while new := set(outputs) - wanted:
+        wanted |= new
+        outputs = [value[0] for key in new for value in prompt[key]["inputs"].values() if isinstance(value, list)]
+    return {key: node for key, node in prompt.items() if key in wanted}
+
+
+def _source(prompt: Prompt, inputs: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+    """The node and output that an input is fed from, seen through nodes that keep the frames as they are; None: not a link."""
+    link = inputs.get(name)
+    while isinstance(link, list):
+        key, slot = link
+        node = prompt[key]
+        if node["class_type"] not in SAME_FRAMES or not _keeps_frames(node):
+            return key, slot
+        link = node["inputs"].get("latent")
+    return None
+
+
+def _keeps_frames(node: Mapping[str, Any]) -> bool:
+    model = node["inputs"].get("upscale_model")
+    return node["class_type"] != UPSCALE or (isinstance(model, str) and opened_model(model).time == 1)
