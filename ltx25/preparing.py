@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .conditions import Held
+from .config.dit import KEYFRAMES
 from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
 from .dit.modality import Contexts, Leg
@@ -90,6 +91,8 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     plan = replace(plan, loras=tuple(f"{lora.header.name} ({lora.strength:g})" for lora in loras if lora.strength))
     check_job(plan)
     _check_parts(drafts, plan, job)
+    if not config.keyframe_embedding and any(draft.slots is not None for draft in drafts.values()):  # as officially: it could not tell slots from the clip
+        raise InputError(f"{opened.headers['transformer'].name} has no {KEYFRAMES}, without which no keyframes are made; use the published file, or leave LTX-2.5 Keyframe Slots out.")
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
     return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_unreached(plan), *_noise_left(plan)))
 

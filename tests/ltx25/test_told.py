@@ -23,6 +23,7 @@ from comfyui_ltx25.ltx25.image import prepare_images
 from comfyui_ltx25.ltx25.instrument import Watch
 from comfyui_ltx25.ltx25.latents import Noise, audio_positions, video_draft, video_positions
 from comfyui_ltx25.ltx25.moments import fit_latent, fit_wave
+from comfyui_ltx25.ltx25.preparing import prepare
 from comfyui_ltx25.ltx25.schedule import DISTILLED_STAGE2
 from comfyui_ltx25.ltx25.shapes import AudioLatentShape, VideoLatentShape
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -91,6 +92,15 @@ def test_f8_stage_two_touches_only_what_its_mask_and_first_sigma_allow(engine, j
     want = torch.lerp(job.video, grid(engine, job.seed, job.video), sigma)
     assert torch.equal(state[:, :, :1], picture)
     torch.testing.assert_close(state[:, :, 1:], want[:, :, 1:], atol=1e-6, rtol=0)
+
+
+def test_a_file_that_cannot_tell_slots_from_the_clip_makes_no_keyframes(engine, job):
+    """Files of others may lack the mark: slots would be tokens like any other, and cost what they cost for nothing."""
+    asked = replace(job, conditions=(KeyframeSlots((5,), None),))
+    bare = replace(engine.opened, dit=replace(engine.opened.dit, keyframe_embedding=False))
+    assert prepare(asked, engine.opened, False, ()) and prepare(job, bare, False, ())
+    with pytest.raises(InputError, match="has no keyframes_abs_pos_embedding, without which no keyframes are made"):
+        prepare(asked, bare, False, ())
 
 
 def test_two_stages_make_exactly_twice_the_size_and_keep_the_picture(engine, job):
