@@ -35,8 +35,8 @@ IMAGE_INSTRUCTIONS = TEXT_INSTRUCTIONS + (
 )
 _PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u2032": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u00a0": " "})
 _THOUGHTS = (
-    re.compile(r"<think>.*?</think>", re.DOTALL),
-    re.compile(r"<\|channel>\s*(?:thought|analysis)\b.*?<(?:\|channel|channel\|)>", re.DOTALL),
+    re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL),
+    re.compile(r"<\|channel>\s*(?:thought|analysis)\b.*?(?:<(?:\|channel|channel\|)>|\Z)", re.DOTALL),
 )
 _MARKS = re.compile(r"</?(?:think|caption|start_of_turn|end_of_turn|eos|bos)>|<\|[a-z_]+>(?:final|model)?|<[a-z_]+\|>")
 
@@ -83,7 +83,8 @@ def accepted(prompt: str, answer: str) -> Enhanced:
 def clean(answer: str) -> str:
     """What a model wrote without its thoughts and marks, quotes and dashes plain, from the first letter on.
 
-    Thoughts are cut where they are marked as such, from mark to mark; a lone mark takes nothing but itself away.
+    Thoughts are cut where they are marked as such, from mark to mark, or to the end where MAX_TOKENS came before it; a lone
+    closing mark takes nothing but itself away.
     """
     for thought in _THOUGHTS:
         answer = thought.sub("", answer)

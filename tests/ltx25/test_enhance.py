@@ -29,6 +29,9 @@ from comfyui_ltx25.ltx25.instrument import Watch
         ("You think <it> over.", "You think <it> over."),
         ("", ""),
         ("<think>only thoughts</think>", ""),
+        ("<think>The user wants a cat. I could", ""),  # the tokens ended before the thoughts did
+        ("<|channel>thought\nThe user wants", ""),
+        ("A wide shot. <think>Is that enough?", "A wide shot."),
         ("  ...  ", ""),
     ],
 )
