@@ -100,6 +100,16 @@ def test_workflow_ends_in_a_saved_video_at_the_latents_own_rate(path):
     assert kinds[save["inputs"]["video"][0]] == "CreateVideo"
 
 
+@pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
+def test_the_note_says_what_size_comes_out_of_the_latents(path):
+    """With an upscaler behind it, Empty LTX-2.5 Latent has half the sides that are rendered."""
+    nodes = nodes_of(path, "ui")
+    (note,) = [node["widgets_values"][0] for node, kind in nodes if kind == "MarkdownNote"]
+    enlarged = any(kind == "LTX25LatentUpscale" for _, kind in nodes)
+    assert ("half the width and half the height that the clip is to have" in note) == enlarged
+    assert ("the size asked for is the size rendered" in note) != enlarged
+
+
 def test_f8_stage_two_starts_from_the_distilled_levels_and_not_from_noise():
     for name in ("two_stage_distilled", "two_stage_guided", "two_stage_hq"):
         prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text())

@@ -296,13 +296,17 @@ _FIDELITY = (
 )
 
 
+_GRID = "Width and height are multiples of 32, frames are 8 n + 1"
+_SIZE = f"{_GRID}: in Empty LTX-2.5 Latent set half the width and half the height that the clip is to have, 640 x 352 for 1280 x 704."
+
+
 def _note(transformer: str, recipe: str, *more: str) -> str:
     slots = {transformer: "transformer", TEXT_ENCODER: "text_encoder", VIDEO_VAE: "video_vae", AUDIO_VAE: "audio_vae"}
     slots.update({name: {UPSCALER: "upscale_model", TEMPORAL: "upscale_model", LORA: "lora_name", DETAIL: "lora_name"}[name] for name in more})
     rows = "\n".join(f"| {folder(slot)} | [{name}]({url(name, slot)}) | {GIGABYTES[name]} GB |" for name, slot in slots.items())
     return (
         f"Files (accept the licence at huggingface.co/Lightricks/LTX-2.5 first):\n\n| models/ | file | size |\n|---|---|---|\n{rows}\n\n"
-        f"{recipe}\n\nWidth and height are multiples of 32, frames are 8 n + 1; the size asked for is the size rendered."
+        f"{recipe}\n\n{_SIZE if UPSCALER in more else f'{_GRID}; the size asked for is the size rendered.'}"
     )
 
 
