@@ -62,9 +62,7 @@ def enhance(prompt: str, model: Path, image: torch.Tensor | None, device: torch.
         raise FileError(f"{model} holds no config.json; give the folder of a generative Gemma, for example of google/gemma-4-E2B-it.")
     with watch.phase("text.enhance", total=MAX_TOKENS, unit="token") as phase:
         processor, network = _load(transformers, model, device, image is not None)
-        inputs = processor.apply_chat_template(
-            messages(prompt, image), add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-        ).to(device)
+        inputs = _asked(processor, messages(prompt, image), model).to(device)
         ticking = transformers.StoppingCriteriaList([_ticking(transformers, phase)])
         with torch.inference_mode():
             written = network.generate(**inputs, do_sample=False, no_repeat_ngram_size=REPEAT, max_new_tokens=MAX_TOKENS, stopping_criteria=ticking)
@@ -126,6 +124,15 @@ def _load(transformers: Any, model: Path, device: torch.device, pictures: bool) 
         reason = str(error).strip().split("\n", 1)[0].rstrip(".")
         wanted = "a Gemma that sees pictures" if pictures else "a generative Gemma"
         raise FileError(f"{model} cannot be used as {wanted} ({reason}); give the folder of one, for example of google/gemma-4-E2B-it.") from None
+
+
+def _asked(processor: Any, conversation: list[dict[str, Any]], model: Path) -> Any:
+    """The conversation as the model's own template writes it. Raises FileError for a model that has none for instructions."""
+    try:
+        return processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")
+    except Exception as error:  # a template is a program of the model's own, and may raise anything
+        reason = str(error).strip().split("\n", 1)[0].rstrip(".")
+        raise FileError(f"{model} cannot be given instructions ({reason}); give the folder of one that can, for example of google/gemma-4-E2B-it.") from None
 
 
 def _ticking(transformers: Any, phase: Any) -> Any:

@@ -76,21 +76,39 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         enhance("A cat.", tmp_path, None, torch.device("cpu"), Watch())
 
 
-def test_a_whole_run_ends_in_a_prompt_that_is_not_empty(tmp_path):
-    """Random weights write nonsense: what counts is that it comes back as text or as the prompt, and that ticks are counted."""
+@pytest.fixture
+def writer(tmp_path):
+    """A folder with a tiny Gemma of random weights, whose chat template may be changed."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "cat", "walks", "slowly", "the", "idea", ":", "."]
     raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>")
-    fast.chat_template = "{% for m in messages %}{{ m['content'][0]['text'] }} {% endfor %}"
     config = transformers.Gemma3TextConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         pad_token_id=0, eos_token_id=1, bos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-    fast.save_pretrained(tmp_path)
-    got = enhance("the cat", tmp_path, None, torch.device("cpu"), Watch())
+
+    def of(template):
+        fast.chat_template = template
+        fast.save_pretrained(tmp_path)
+        return tmp_path
+
+    return of
+
+
+def test_a_whole_run_ends_in_a_prompt_that_is_not_empty(writer):
+    """Random weights write nonsense: what counts is that it comes back as text or as the prompt, and that ticks are counted."""
+    folder = writer("{% for m in messages %}{{ m['content'][0]['text'] }} {% endfor %}")
+    got = enhance("the cat", folder, None, torch.device("cpu"), Watch())
     assert got.text.strip()
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('System role not supported') }}"])
+def test_a_model_that_takes_no_instructions_is_refused_in_a_sentence(writer, template):
+    """A base model has no chat template, and the one of an older Gemma knows no system role."""
+    with pytest.raises(FileError, match=r"cannot be given instructions \(.*\); give the folder of one that can"):
+        enhance("the cat", writer(template), None, torch.device("cpu"), Watch())
