@@ -45,7 +45,11 @@ def first_size(clip: VideoShape, upscaler: UpscalerConfig, compression: Compress
 
 
 def first_request(request: Request, upscaler: UpscalerConfig) -> Request:
-    """What the first of two stages is asked for, so that the clip of `request` comes out. Raises InputError as first_size."""
+    """What the first of two stages is asked for, so that the clip of `request` comes out. Raises InputError as first_size, and for
+    noise levels that do not end in 0: an upscaler knows finished clips alone."""
+    last = request.noise_levels()[0][-1]
+    if last > 0:
+        raise InputError(f"the first of two stages has to be sampled to the end, and its noise levels end at {last:g}; end sigmas with 0.")
     small = first_size(request.video, upscaler, request.compression)
     return replace(request, width=small.width, height=small.height)
 
