@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..ltx25.conditions import Reference
 from ..ltx25.dfr import ETA, ROUNDS, SIGMAS, Keyframes, refine
 from ..ltx25.errors import InputError, LTX25Error
-from .bridge import join, keyframes_in, model_path, split, with_conditions
+from .bridge import empty, join, keyframes_in, model_path, split, with_conditions
 from .guider import own_guider
 from .registry import stamp
 from .run import node_run
@@ -42,6 +42,8 @@ class LTX25LatentReference(io.ComfyNode):
         clip, shown = split(latent).video, split(reference).video
         if clip is None or shown is None:
             raise InputError("A reference shows a video to a video, and one of the two latents holds audio only; connect latents with video.")
+        if empty(shown):
+            raise InputError("The reference, or its end, is still empty, so it shows nothing; connect the latent that LTX-2.5 Sampler made of it.")
         factors = {whole // part if whole % part == 0 else 0 for whole, part in zip(clip.shape[3:], shown.shape[3:], strict=True)}
         if len(factors) > 1 or 0 in factors or shown.shape[2] != clip.shape[2]:
             raise InputError(

@@ -9,14 +9,14 @@ from comfy_api.latest import io
 from ..ltx25.config.upscaler import UpscalerConfig
 from ..ltx25.errors import InputError, LTX25Error
 from ..ltx25.optional import open_upscaler
-from .bridge import FRAME_RATE, join, keyframes_in, keyframes_out, model_path, split
+from .bridge import EXTENSION, FRAME_RATE, empty, join, keyframes_in, keyframes_out, model_path, split
 from .load import EngineType
 from .registry import stamp
 from .run import node_run
 
 FOLDER = "latent_upscale_models"
 # Keys that describe the smaller clip: a mask and conditions are set anew at the new size.
-DROPPED = ("noise_mask", "conditions", "downscale_ratio_spacial", "downscale_ratio_temporal")
+DROPPED = ("noise_mask", EXTENSION, "conditions", "downscale_ratio_spacial", "downscale_ratio_temporal")
 
 
 class LTX25LatentUpscale(io.ComfyNode):
@@ -47,6 +47,8 @@ class LTX25LatentUpscale(io.ComfyNode):
         parts = split(latent)
         if parts.video is None:
             raise InputError("The latent holds audio only, and LTX-2.5 Latent Upscale enlarges video; connect a latent with video.")
+        if empty(parts.video):
+            raise InputError("There is no clip to enlarge yet: the video of the latent, or its end, is still empty; connect LTX-2.5 Sampler before LTX-2.5 Latent Upscale.")
         keyframes = latent.get("keyframes", ())
         if keyframes and opened_model(upscale_model).time != 1:
             raise InputError(f"{upscale_model} doubles frames, and keyframes are single pictures; choose the spatial upscaler.")

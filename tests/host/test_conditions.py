@@ -12,6 +12,7 @@ from comfyui_ltx25.tests.host.test_instrument import newest_record
 from comfyui_ltx25.tests.host.test_text_to_video import decoded
 from comfyui_ltx25.tests.support.comfyui_host import Rejected
 from comfyui_ltx25.tests.support.loras import tiny_lora
+from comfyui_ltx25.tests.support.tiny import tiny_files
 from PIL import Image
 
 TINY = sorted(path.stem for path in (PACK / "workflows" / "api").glob("*_tiny.json"))
@@ -382,6 +383,9 @@ CHAINS = {
     "retake of nothing": (("retake",), "the video of the latent, or its end, is still empty"),
     "retake of an extension": (("clip", "extend", "retake"), "still empty"),
     "extension of nothing": (("extend",), "There is no clip to make longer yet"),
+    "enlarged nothing": (("enlarge",), "There is no clip to enlarge yet"),
+    "enlarged extension": (("clip", "extend", "enlarge"), "There is no clip to enlarge yet"),
+    "reference to nothing": (("reference",), "is still empty, so it shows nothing"),
     "voices": (("voices",), "2 sounds were given for 1 clip"),
     "slots behind the end": (("late slots",), "keyframe slot at frame 40 is not in a clip of 17 frames; use 0 to 16."),
     "voice without sound": (("silent clip", "voice"), "the latent has no audio"),
@@ -405,6 +409,8 @@ def test_what_a_clip_cannot_be_told_together_is_refused_by_the_node_that_sees_it
         **{kind: ("LTX25AudioCondition", {**load, "audio": ["sound", 0], "mode": "voice", "strength": 1.0}) for kind in ("voice", "voices")},
         "silent clip": ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0}),
         "extend": ("LTX25Extend", {**load, "frames": 8, "loop": False}),
+        "enlarge": ("LTX25LatentUpscale", {**load, "upscale_model": tiny_files().spatial_upscaler.name}),
+        "reference": ("LTX25LatentReference", {"reference": [empty, 0], "strength": 1.0}),
         **{f"retake {stream}".removesuffix(" both"): ("LTX25Retake", {"stretches": "0.1-0.2", "streams": stream}) for stream in ("both", "video", "audio")},
     }
     source = empty
