@@ -1,5 +1,7 @@
 """HDR curves and primaries against the official values."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from comfyui_ltx25.ltx25.errors import InputError
@@ -43,6 +45,15 @@ def test_official_conversions():
 def test_there_and_back(curve):
     light = torch.logspace(-4, 1.5, 60).view(-1, 1).expand(-1, 3)
     torch.testing.assert_close(to_linear(from_linear(light, curve), curve), light, rtol=1e-3, atol=1e-5)
+
+
+def test_the_help_page_tells_the_brightest_light():
+    """ACEScct's primaries are wider than Rec.709's: a pure one is brighter there than white."""
+    page = (Path(__file__).parents[2] / "nodes" / "web" / "docs" / "DecodeVideoVAE.md").read_text()
+    signals = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
+    most = {curve: round(float(to_linear(signals, curve).max())) for curve in CURVES}
+    white = round(float(to_linear(torch.ones(3), "ACEScct").max()))
+    assert f"up to {most['LogC3']} (LogC3), or up to {white} in white and {most['ACEScct']} in pure red (ACEScct" in page
 
 
 def test_unknown_names_are_refused():
