@@ -201,6 +201,18 @@ def parse_stg_blocks(text: str, blocks: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def check_negative(video: Bins, audio: Bins) -> None:
+    """Raise InputError for guidance that needs a negative prompt whichever stream is made, where there is none: what check_guidance
+    finds out once the streams are known, before that."""
+    needing = [(name, guidance) for name, bins in (("video", video), ("audio", audio)) for guidance in bins if guidance.needs_uncond]
+    if len({name for name, _ in needing}) == 2:
+        raise _no_negative(*needing[0])
+
+
+def _no_negative(name: str, guidance: Guidance) -> InputError:
+    return InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1, in bins as well.")
+
+
 def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, frozen: Collection[str] = (), uncond: bool = False) -> list[str]:
     """Raise InputError for guidance that cannot be run; return notices about settings that have no effect.
 
@@ -217,7 +229,7 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, froze
         if guidance.skip_step < 0:
             raise InputError(f"skip_step is {guidance.skip_step}, wanted 0 (compute every step) or more.")
         if guidance.needs_uncond and not negative:
-            raise InputError(f"{name}_cfg is {guidance.cfg:g} but there is no negative prompt; connect `negative`, or set video_cfg and audio_cfg to 1, in bins as well.")
+            raise _no_negative(name, guidance)
     notices = []
     if negative and not uncond and not any(guidance.needs_uncond for _, guidance in every):
         notices.append("The negative prompt has no effect, because cfg is 1; raise video_cfg or audio_cfg to use it.")

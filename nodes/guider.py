@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..ltx25.engine import Engine, SampleJob
 from ..ltx25.errors import InputError
-from ..ltx25.guidance import Bins, Guidance, TextRule, parse_stg_blocks
+from ..ltx25.guidance import Bins, Guidance, TextRule, check_negative, parse_stg_blocks
 from ..ltx25.guidance_text import by_sigma
 from ..ltx25.instrument import Watch
 from ..ltx25.shapes import LATENTS_PER_SECOND, AudioLatentShape
@@ -191,6 +191,8 @@ class LTX25Guider(io.ComfyNode):
         video = Guidance(video_cfg, video_stg, video_modality, video_rescale, **shared)
         audio = Guidance(audio_cfg, audio_stg, audio_modality, audio_rescale, **shared)
         video, audio = (by_sigma(one, name, bins, guidance_start, guidance_end) for name, one in (("video", video), ("audio", audio)))
+        if negative is None:
+            check_negative(video, audio)  # here already: the sampler may stand behind a first stage
         return io.NodeOutput(
             EngineGuider(
                 handle=engine,

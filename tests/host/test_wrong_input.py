@@ -184,6 +184,16 @@ def test_n6_a_missing_negative_with_cfg_is_refused(host, api, find):
     assert run.status == "error" and "negative" in run.error["exception_message"]
 
 
+def test_n6_a_missing_negative_of_a_second_stage_is_found_out_before_the_first(host, api, find):
+    """As LTX-2.5 Guider is when it is new: guided, without a negative prompt."""
+    prompt = api("two_stage_guided_tiny")
+    guider = find(prompt, "LTX25Guider", "Stage 2")
+    prompt[guider]["inputs"].update(video_cfg=3.0, audio_cfg=7.0)
+    run = host.run(prompt)
+    assert run.error["node_id"] == guider and "video_cfg is 3 but there is no negative prompt" in run.error["exception_message"]
+    assert not [text for _, text in run.texts() if text.startswith("sample")]
+
+
 def test_guidance_on_a_file_whose_name_says_distilled_is_a_warning(host, api, find, inspect, tiny):
     prompt = changed(api, find, "LoadLTX25Checkpoint", transformer=TinyFiles.below(tiny).distilled.name)
     report = inspect(prompt, find(prompt, "LTX25Sampler"), 1)

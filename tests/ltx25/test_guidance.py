@@ -13,6 +13,7 @@ from comfyui_ltx25.ltx25.guidance import (
     Guidance,
     TextRule,
     check_guidance,
+    check_negative,
     combine,
     parse_stg_blocks,
     plan_legs,
@@ -61,6 +62,15 @@ def test_decisions():
     for at, uncond, stg in want["runs_uncond_runs_stg_at_value"]:
         guidance = replace(OFF, cfg=at, stg=at)
         assert (guidance.needs_uncond, guidance.needs_stg) == (uncond, stg)
+
+
+def test_n6_a_negative_prompt_that_any_stream_needs_is_missed_before_the_streams_are_known():
+    """One of them alone may be kept, or not be there, and then nothing reads its guidance."""
+    guided, own = Bins.constant(replace(OFF, cfg=3.0)), Bins.constant(OFF)
+    for video, audio in ((own, own), (guided, own), (own, guided)):
+        check_negative(video, audio)
+    with pytest.raises(InputError, match="video_cfg is 3 but there is no negative prompt; connect `negative`"):
+        check_negative(guided, guided)
 
 
 @settings(deadline=None)
