@@ -103,6 +103,19 @@ def test_a_file_that_cannot_tell_slots_from_the_clip_makes_no_keyframes(engine, 
         prepare(asked, bare, False, ())
 
 
+def test_a_schedule_that_refines_is_no_use_to_an_empty_latent(engine, job):
+    empty = replace(job, video=torch.zeros_like(job.video), sigmas=DISTILLED_STAGE2, schedule="distilled_stage2")
+
+    def told(asked):
+        return [notice for notice in prepare(asked, engine.opened, False, ()).notices if "as for a clip that is refined" in notice]
+
+    assert told(empty) == ["the noise levels begin at 0.909, as for a clip that is refined, and the video of the latent is empty: begin at 1, with schedule ltx2 or distilled."]
+    assert "the video and the audio of the latent are empty" in told(replace(empty, audio=torch.zeros_like(job.audio)))[0]
+    kept = replace(job, sigmas=DISTILLED_STAGE2, audio=torch.zeros_like(job.audio), conditions=(Frozen("audio"),))
+    for fine in (replace(empty, video=job.video), replace(empty, sigmas=SIGMAS, schedule=None), replace(empty, add_noise=False), kept):
+        assert not told(fine)
+
+
 def test_two_stages_make_exactly_twice_the_size_and_keep_the_picture(engine, job):
     """r3: picture, latent and sizes agree in both stages."""
     picture = torch.rand(1, 91, 37, 4)
