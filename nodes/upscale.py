@@ -86,6 +86,8 @@ class LTX25LatentUpscale(io.ComfyNode):
 def _together(keyframes: dict[str, Any], samples: torch.Tensor) -> torch.Tensor:
     """Keyframes of each clip as one clip (B, C, count, h, w): enlarged together, as the official pipeline does."""
     count = len(keyframes["keyframes"])
+    if len(samples) % count:
+        raise InputError(f"the keyframes are {len(samples)} pictures, and their frames {list(keyframes['keyframes'])} are {count} a clip; connect the keyframes output of LTX-2.5 Sampler whole.")
     return keyframes_in(keyframes, len(samples) // count, count)
 
 

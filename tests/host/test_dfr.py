@@ -133,6 +133,16 @@ def test_keyframes_are_asked_about_for_nodes_that_run_alone(host, dfr, find, ins
     assert run.error["node_id"] == second and "of frames [24] and the slots stand at [3]" in run.error["exception_message"]
 
 
+def test_a_part_of_the_keyframes_is_told_from_all_of_them(host, dfr, find):
+    prompt = dfr(frames=41, rounds=0)
+    small = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler")
+    larger = find(prompt, "LTX25LatentUpscale", "Upscale keyframes")
+    prompt["one"] = {"class_type": "LatentFromBatch", "inputs": {"samples": [small, 2], "batch_index": 0, "length": 1}}
+    prompt[larger]["inputs"]["latent"] = ["one", 0]
+    run = host.run(prompt, timeout=240)
+    assert run.error["node_id"] == larger and "are 1 pictures, and their frames [24, 48] are 2 a clip; connect" in run.error["exception_message"]
+
+
 @pytest.mark.parametrize(
     "sound, words",
     [({"video": "[1,128,3,2,2]"}, "sound is a latent without any"), ({"audio": "[2,8,26,16]"}, "sound is of 2 clips and the latent of 1")],
