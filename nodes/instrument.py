@@ -63,7 +63,7 @@ class PlanLTX25Render(io.ComfyNode):
             outputs=[
                 io.String.Output("plan", tooltip="Phases with their predicted seconds and what each number rests on, memory, and what fits."),
                 io.Boolean.Output("fits", tooltip="Whether the request fits time and memory."),
-                io.Int.Output("width", tooltip="Of the largest clip of this shape and length that fits; as asked for when that fits."),
+                io.Int.Output("width", tooltip="Of the largest clip of this shape and length that fits; as asked for when that fits. With two_stages of the finished clip: Empty LTX-2.5 Latent has half."),
                 io.Int.Output("height", tooltip="As width."),
                 io.Int.Output("frames", tooltip="Of the request. At this size, the text also tells the longest clip that fits."),
             ],
