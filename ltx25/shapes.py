@@ -156,6 +156,12 @@ def clip_samples(frames: int, frame_rate: float) -> int:
     return round(frames / check_frame_rate(frame_rate) * OUTPUT_RATE)
 
 
+def sounding_latents(samples: int) -> int:
+    """How many audio latent frames the first `samples` at 48 kHz are decoded from."""
+    mel = -(-samples // SAMPLES_PER_MEL)
+    return -(-(mel + MEL_PER_LATENT - 1) // MEL_PER_LATENT)
+
+
 def check_frame_rate(frame_rate: float) -> float:
     """Return `frame_rate` (frames/s) as a float, or raise InputError outside 1 to 240."""
     if not 1.0 <= frame_rate <= MAX_RATE:

@@ -78,9 +78,8 @@ class DecodeAudioVAE(io.ComfyNode):
         parts = split(latent)
         if parts.audio is None:
             raise InputError("The latent holds video only, and Decode Audio VAE needs audio; connect it to Decode Video VAE.")
-        samples = None
-        if parts.video is not None and parts.frame_rate:
-            samples = clip_samples(parts.frames(engine.engine.video_shape(parts.video).frames), parts.frame_rate)
+        frames = parts.clip_frames if parts.video is None else parts.frames(engine.engine.video_shape(parts.video).frames)
+        samples = clip_samples(frames, parts.frame_rate) if frames and parts.frame_rate else None
         with node_run(engine.engine, bar="decode.audio") as run:
             waveform = engine.engine.decode_audio(parts.audio, samples, run.watch)
         return io.NodeOutput(audio_out(waveform))

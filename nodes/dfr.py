@@ -12,6 +12,7 @@ from comfy_api.latest import io
 from ..ltx25.conditions import Reference
 from ..ltx25.dfr import ETA, ROUNDS, SIGMAS, Keyframes, refine
 from ..ltx25.errors import InputError, LTX25Error
+from ..ltx25.shapes import clip_samples, sounding_latents
 from .bridge import empty, join, keyframes_in, model_path, split, with_conditions
 from .guider import own_guider
 from .registry import stamp
@@ -73,7 +74,7 @@ class LTX25TemporalRounds(io.ComfyNode):
                 io.Latent.Input("sound", optional=True, tooltip="The latent whose sound the clip keeps: that of the first stage. Without it, the clip's own."),
             ],
             outputs=[
-                io.Latent.Output("latent", tooltip="The clip with its new frame rate, for the decode nodes. Its sound is as long as before."),
+                io.Latent.Output("latent", tooltip="The clip with its new frame rate, for the decode nodes. Its sound is the one before, without that of padding."),
                 io.String.Output("report", tooltip="Seconds and memory of every phase, and the forwards that ran."),
             ],
         )
@@ -94,6 +95,8 @@ class LTX25TemporalRounds(io.ComfyNode):
             made = refine(engine, job, known, model_path(FOLDER, upscale_model), rounds, parts.frames(engine.video_shape(parts.video).frames), run.watch)
             run.tell(made.notices)
         out = {key: value for key, value in latent.items() if key not in (*CONSUMED, "noise_mask", "clip_frames")}
+        if audio is not None and parts.clip_frames is not None:  # the padding's goes with its picture: LTX-2.5 Extend would keep it
+            audio = audio[:, :, : sounding_latents(clip_samples(parts.clip_frames, job.frame_rate))]
         out.update(samples=join(made.video, audio), frame_rate=job.frame_rate * 2**rounds, seed=seed)
         return io.NodeOutput(out, report(made, run))
 

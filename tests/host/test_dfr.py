@@ -24,7 +24,8 @@ def test_two_rounds_of_a_padded_clip_end_in_four_times_the_frames_that_were_aske
     prompt = dfr(rounds=2)
     rounds = find(prompt, "LTX25TemporalRounds")
     small, large = (find(prompt, "LTX25Sampler", title) for title in ("LTX-2.5 Sampler", "Stage 2"))
-    seen = {name: inspect(prompt, *where) for name, where in {"small": (small, 0), "marks": (large, 2), "made": (rounds, 0), "report": (rounds, 1), "fps": (find(prompt, "DecodeVideoVAE"), 1)}.items()}
+    prompt["sound"] = {"class_type": "ProbeFrames", "inputs": {"latent": [small, 0], "start": 0, "count": 1, "audio": 44}}  # 41 / 24 s
+    seen = {name: inspect(prompt, *where) for name, where in {"small": (small, 0), "sound": ("sound", 0), "marks": (large, 2), "made": (rounds, 0), "report": (rounds, 1), "fps": (find(prompt, "DecodeVideoVAE"), 1)}.items()}
     run = host.run(prompt, timeout=400)
     made, report = seen["made"](run), seen["report"](run)
     stage1 = seen["small"](run)
@@ -34,7 +35,7 @@ def test_two_rounds_of_a_padded_clip_end_in_four_times_the_frames_that_were_aske
     assert marks["keyframes"] == [24, 48] and marks["samples"]["shape"] == [2, 128, 1, 4, 4]
     video, sound = made["samples"]["nested"]
     assert video["shape"] == [1, 128, 21, 4, 4] and video["finite"] and made["frame_rate"] == 96
-    assert sound["digest"] == stage1["samples"]["nested"][1]["digest"]  # of stage 1, to the bit
+    assert sound["digest"] == seen["sound"](run)["samples"]["nested"][1]["digest"]  # of stage 1, to the bit, without the padding's
     assert "conditions" not in made and "clip_frames" not in made and "noise_mask" not in made
     assert "forwards of this node: 24 (24 x cond)" in report and "refine" in report
     last = run.texts(rounds)[-1][1].splitlines()[-1]
@@ -79,12 +80,19 @@ def test_a_padded_clip_is_decoded_as_long_as_it_was_asked_for(host, api, find, i
     small["audio"] = {"class_type": "DecodeAudioVAE", "inputs": {"engine": engine, "latent": [sample, 0]}}
     rounds = {**prompt[find(prompt, "LTX25TemporalRounds")]["inputs"], "latent": [sample, 0], "keyframes": [sample, 2], "rounds": 0}
     small["cut"] = {"class_type": "LTX25TemporalRounds", "inputs": rounds}
-    seen = {key: inspect(small, key) for key in ("video", "audio", "cut")}
+    small["apart"] = {"class_type": "LTXVSeparateAVLatent", "inputs": {"av_latent": [sample, 0]}}
+    small["alone"] = {"class_type": "DecodeAudioVAE", "inputs": {"engine": engine, "latent": ["apart", 1]}}
+    small["longer"] = {"class_type": "LTX25Extend", "inputs": {"engine": engine, "latent": ["cut", 0], "frames": 8, "loop": False}}
+    seen = {key: inspect(small, key) for key in ("video", "audio", "cut", "alone", "longer")}
     seen["whole"] = inspect(small, sample)
     run = host.run(small, timeout=240)
     assert seen["whole"](run)["samples"]["nested"][0]["shape"][2] == 4
     assert seen["video"](run)["shape"] == [17, 64, 96, 3]
-    assert seen["audio"](run)["waveform"]["shape"] == [1, 2, round(17 / 24 * 48000)]
+    assert seen["audio"](run)["waveform"]["shape"] == seen["alone"](run)["waveform"]["shape"] == [1, 2, round(17 / 24 * 48000)]
+    sounds = [seen[key](run)["samples"]["nested"][1] for key in ("whole", "cut", "longer")]
+    assert [sound["shape"][2] for sound in sounds] == [26, 19, 26]  # 19 are what 17 / 24 s are decoded from
+    made = seen["longer"](run)["noise_mask"]["nested"][1]
+    assert made["max"] == 1.0 and made["min"] == 0.0, "what the extension adds has its sound made: that of the padding is not kept"
     cut = seen["cut"](run)
     assert cut["samples"]["nested"][0]["shape"][2] == 3 and cut["frame_rate"] == 24
 

@@ -22,6 +22,7 @@ from comfyui_ltx25.ltx25.shapes import (
     VideoShape,
     evenly_spaced_frames,
     seconds_to_frames,
+    sounding_latents,
 )
 from comfyui_ltx25.tests.support import golden_dit as golden
 from hypothesis import given, settings
@@ -259,3 +260,9 @@ def test_attention_becomes_a_logarithm():
     bias = draft.stream().bias
     assert bias[0, 0] == 0 and bias[0, 1] == pytest.approx(-0.6931472)
     assert replace(draft, attention=torch.eye(24)).stream().bias[0, 1] == torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("samples", [1, 480, 481, 960, 18000, 34000, 82000])
+def test_the_sound_of_so_many_samples_is_in_the_least_latents_that_make_them(samples):
+    count = sounding_latents(samples)
+    assert AudioLatentShape(8, count, 16).samples >= samples and (count == 1 or AudioLatentShape(8, count - 1, 16).samples < samples)
