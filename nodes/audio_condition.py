@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
-from ..ltx25.conditions import Frozen, KeyframeIndex, ReferenceAudio, TemporalRegions, check_window
+from ..ltx25.conditions import Frozen, Image, KeyframeIndex, ReferenceAudio, TemporalRegions, check_window
 from ..ltx25.errors import InputError
 from ..ltx25.extend import extend, settled
 from ..ltx25.latents import audio_positions, video_positions
@@ -136,7 +137,12 @@ class LTX25Extend(io.ComfyNode):
         longer = extend(parts.video, parts.audio, kept.video_mask, audio_mask, frames, rate, compression)
         mask = join(longer.video_mask, longer.audio_mask)
         out: dict[str, Any] = {**latent, "samples": join(longer.video, longer.audio), "noise_mask": mask, EXTENSION: mask, "conditions": kept.conditions}
-        return io.NodeOutput(with_conditions(out, *([KeyframeIndex(parts.video[:, :, :1], -1, 1.0, 1)] if loop else [])))
+        return io.NodeOutput(with_conditions(out, *([KeyframeIndex(_first(parts), -1, 1.0, 1)] if loop else [])))
+
+
+def _first(parts: Latents) -> torch.Tensor:
+    """The first frame of the clip as it will be: a picture that is to stand in its place, else what is there."""
+    return next((item.latent for item in parts.conditions if isinstance(item, Image) and item.frame == 0 and item.strength), parts.video[:, :, :1])
 
 
 def _ends(parts: Latents) -> dict[str, float]:

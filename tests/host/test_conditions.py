@@ -297,6 +297,31 @@ def test_a13_extending_carries_the_sound_along_and_keeps_what_was_there(host, ap
     assert [part["digest"] for part in before(run)["samples"]["nested"]] == [part["digest"] for part in after(run)["samples"]["nested"]]
 
 
+def test_a_loop_ends_with_the_picture_that_is_to_be_its_first_frame(host, api, find, inspect):
+    """A picture noted on the clip replaces the frame that is there: the clip is closed with the one it will begin with."""
+    prompt = api("text_to_video_distilled_tiny")
+    load, sampler = [find(prompt, "LoadLTX25Checkpoint"), 0], find(prompt, "LTX25Sampler")
+    prompt["clip"] = {"class_type": "ProbeLatent", "inputs": {"video": "[1, 128, 3, 2, 2]", "audio": "[1, 8, 18, 16]"}}
+    prompt["picture"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1, 64, 64, 3]"}}
+    prompt["levels"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": "1.0, 0.0"}}
+
+    def told(key, source, frame):
+        prompt[key] = {"class_type": "LTX25ImageCondition", "inputs": {"engine": load, "latent": [source, 0], "image": ["picture", 0], "frame": frame, "strength": 1.0, "crf": 0}}
+
+    def longer(key, source, loop):
+        prompt[key] = {"class_type": "LTX25Extend", "inputs": {"engine": load, "latent": [source, 0], "frames": 8, "loop": loop}}
+
+    told("first", "clip", 0)
+    longer("looped", "first", True)
+    longer("straight", "first", False)
+    told("closed", "straight", -1)
+    for key, source in (("one", "looped"), ("other", "closed")):
+        prompt[key] = {"class_type": "LTX25Sampler", "inputs": {**prompt[sampler]["inputs"], "latent": [source, 0], "sigmas": ["levels", 0], "sampler": "euler"}}
+    one, other = (inspect(prompt, key) for key in ("one", "other"))
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    assert [part["digest"] for part in one(run)["samples"]["nested"]] == [part["digest"] for part in other(run)["samples"]["nested"]]
+
+
 @pytest.mark.parametrize("by", ["LTX25Sampler", "SamplerCustomAdvanced"])
 def test_a13_a_clip_extended_twice_keeps_the_first_extension(host, api, find, inspect, by):
     """What an extension made is part of the clip once it is sampled to the end, for the next extension and for a retake. The
