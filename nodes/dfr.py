@@ -20,6 +20,8 @@ from .run import node_run
 from .sample import CONSUMED, report
 from .upscale import FOLDER, opened_model
 
+MASKED = "The noise mask of the latent is not read here: rounds make all of the clip anew, what it kept as well."
+
 
 class LTX25LatentReference(io.ComfyNode):
     @classmethod
@@ -93,7 +95,8 @@ class LTX25TemporalRounds(io.ComfyNode):
         with node_run(engine, bar="refine", previews=True) as run:
             job = guider.job(picture, 0.0, seed, SIGMAS, None, "euler_ancestral", ETA, run.watch)
             made = refine(engine, job, known, model_path(FOLDER, upscale_model), rounds, parts.frames(engine.video_shape(parts.video).frames), run.watch)
-            run.tell(made.notices)
+            masked = rounds > 0 and parts.video_mask is not None and bool((parts.video_mask < 1).any())
+            run.tell([*made.notices, *([MASKED] if masked else [])])
         out = {key: value for key, value in latent.items() if key not in (*CONSUMED, "noise_mask", "clip_frames")}
         if audio is not None and parts.clip_frames is not None:  # the padding's goes with its picture: LTX-2.5 Extend would keep it
             audio = audio[:, :, : sounding_latents(clip_samples(parts.clip_frames, job.frame_rate))]

@@ -141,6 +141,17 @@ def test_keyframes_are_asked_about_for_nodes_that_run_alone(host, dfr, find, ins
     assert run.error["node_id"] == second and "of frames [24] and the slots stand at [3]" in run.error["exception_message"]
 
 
+def test_a_mask_that_rounds_do_not_read_is_told(host, dfr, find):
+    prompt = dfr(frames=25)
+    rounds = find(prompt, "LTX25TemporalRounds")
+    prompt["none"] = {"class_type": "SolidMask", "inputs": {"value": 0.0, "width": 64, "height": 64}}
+    prompt["kept"] = {"class_type": "SetLatentNoiseMask", "inputs": {"samples": prompt[rounds]["inputs"]["latent"], "mask": ["none", 0]}}
+    told = [" ".join(text for _, text in host.run(prompt, timeout=240).texts(rounds))]
+    prompt[rounds]["inputs"]["latent"] = ["kept", 0]
+    told.append(" ".join(text for _, text in host.run(prompt, timeout=240).texts(rounds)))
+    assert ["noise mask of the latent is not read here" in text for text in told] == [False, True]
+
+
 def test_a_part_of_the_keyframes_is_told_from_all_of_them(host, dfr, find):
     prompt = dfr(frames=41, rounds=0)
     small = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler")
