@@ -38,13 +38,15 @@ class EncodeVideoVAE(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, images, frame_rate=24.0, audio=None) -> io.NodeOutput:
-        images = pictures_of(images)
+        images, given = pictures_of(images), None if audio is None else sound_of(audio)
+        if given is not None and len(given[0]) != 1:
+            raise InputError(f"{len(given[0])} sounds were given for one clip, wanted one.")
         with node_run(engine.engine, bar="encode.video") as run:
             video = engine.engine.encode_video(rgb(images), run.watch)
             frames = engine.engine.video_shape(video).frames
             if frames != len(images):
                 run.tell([f"{len(images)} frames are not 8 n + 1: the last {len(images) - frames} are left out, {frames} are encoded."])
-            sound = None if audio is None else encode_soundtrack(engine.engine, *sound_of(audio), frames, frame_rate, run.watch)
+            sound = None if given is None else encode_soundtrack(engine.engine, *given, frames, frame_rate, run.watch)
         return io.NodeOutput({"samples": join(video, sound), "frame_rate": float(frame_rate)})
 
 

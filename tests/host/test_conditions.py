@@ -412,7 +412,8 @@ CHAINS = {
     "enlarged extension": (("clip", "extend", "enlarge"), "There is no clip to enlarge yet"),
     "reference to nothing": (("reference",), "is still empty, so it shows nothing"),
     "voices": (("voices",), "2 sounds were given for 1 clip"),
-    "slots behind the end": (("late slots",), "keyframe slot at frame 40 is not in a clip of 17 frames; use 0 to 16."),
+    "slots behind the end": (("late slots",), "keyframe slots at frames [40], wanted rising numbers from 0 to 16."),
+    "clip with voices": (("clip of voices",), "2 sounds were given for one clip, wanted one"),
     "voice without sound": (("silent clip", "voice"), "the latent has no audio"),
 }
 
@@ -423,9 +424,9 @@ def test_what_a_clip_cannot_be_told_together_is_refused_by_the_node_that_sees_it
     load, sampler, empty = ({"engine": [find(prompt, "LoadLTX25Checkpoint"), 0]}, find(prompt, "LTX25Sampler"), find(prompt, "EmptyLTX25Latent"))
     prompt["any"] = {"class_type": "ProbeImage", "inputs": {"shape": "[17, 64, 96, 3]"}}
     prompt["one"] = {"class_type": "ProbeImage", "inputs": {"shape": "[1, 64, 96, 3]"}}
-    prompt["sound"] = {"class_type": "ProbeAudio", "inputs": {"shape": "[2, 2, 9000]" if "voices" in kinds else "[1, 2, 36000]", "rate": 48000}}
+    prompt["sound"] = {"class_type": "ProbeAudio", "inputs": {"shape": "[2, 2, 9000]" if "voices" in " ".join(kinds) else "[1, 2, 36000]", "rate": 48000}}
     nodes = {
-        "clip": ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0, "audio": ["sound", 0]}),
+        **{kind: ("EncodeVideoVAE", {**load, "images": ["any", 0], "frame_rate": 24.0, "audio": ["sound", 0]}) for kind in ("clip", "clip of voices")},
         "keep": ("LTX25VideoCondition", {**load, "images": ["any", 0], "mode": "keep", "frame": 0, "strength": 1.0, "attention": 1.0, "downscale": 0, "temporal": 0}),
         "picture": ("LTX25ImageCondition", {**load, "image": ["one", 0], "frame": 0, "strength": 1.0, "crf": 0}),
         "slots": ("LTX25KeyframeSlots", {**load, "count": 1, "frames": ""}),
