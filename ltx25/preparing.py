@@ -171,10 +171,14 @@ def _nothing_to_refine(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bo
     """Levels that begin below 1 take over the rest from the latent: of zeros nothing but a pale clip comes out."""
     if not add_noise or plan.sigmas[0] >= REFINES:
         return []
+    begin, notices = f"the noise levels begin at {plan.sigmas[0]:.3g}, as for a clip that is refined, and", []
     empty = [name for name, draft in drafts.items() if draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any())]
-    if not empty:
-        return []
-    return [f"the noise levels begin at {plan.sigmas[0]:.3g}, as for a clip that is refined, and the {' and the '.join(empty)} of the latent {'is' if len(empty) == 1 else 'are'} empty: begin at 1, with schedule ltx2 or distilled."]
+    if empty:
+        notices.append(f"{begin} the {' and the '.join(empty)} of the latent {'is' if len(empty) == 1 else 'are'} empty: begin at 1, with schedule ltx2 or distilled.")
+    slots = [draft.latent[:, one.first : one.first + one.count * one.tokens] for draft in drafts.values() if (one := draft.slots) is not None]
+    if any(not bool(start.any()) for start in slots):
+        notices.append(f"{begin} its keyframe slots start from nothing: connect the keyframes of the first stage to LTX-2.5 Keyframe Slots.")
+    return notices
 
 
 def _noise_left(plan: Denoise) -> list[str]:

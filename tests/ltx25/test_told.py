@@ -112,7 +112,10 @@ def test_a_schedule_that_refines_is_no_use_to_an_empty_latent(engine, job):
     assert told(empty) == ["the noise levels begin at 0.909, as for a clip that is refined, and the video of the latent is empty: begin at 1, with schedule ltx2 or distilled."]
     assert "the video and the audio of the latent are empty" in told(replace(empty, audio=torch.zeros_like(job.audio)))[0]
     kept = replace(job, sigmas=DISTILLED_STAGE2, audio=torch.zeros_like(job.audio), conditions=(Frozen("audio"),))
-    for fine in (replace(empty, video=job.video), replace(empty, sigmas=SIGMAS, schedule=None), replace(empty, add_noise=False), kept):
+    (pale,) = told(replace(empty, video=job.video, conditions=(KeyframeSlots((5,), None),)))
+    assert pale.endswith("its keyframe slots start from nothing: connect the keyframes of the first stage to LTX-2.5 Keyframe Slots.")
+    seeded = replace(empty, video=job.video, conditions=(KeyframeSlots((5,), torch.ones(1, 128, 1, 2, 3)),))
+    for fine in (seeded, replace(empty, video=job.video), replace(empty, sigmas=SIGMAS, schedule=None), replace(empty, add_noise=False), kept):
         assert not told(fine)
 
 
