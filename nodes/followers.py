@@ -1,12 +1,13 @@
 """Whether the keyframes of a sampling fit where its prompt takes them, asked before the sampling.
 
 The nodes behind refuse others themselves, but only when it is their turn: after one stage, or after two. Only what the prompt
-says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them.
+says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them. So is all of it where a
+host's queue is laid out in another way than (number, prompt id, prompt, extra data, outputs, ...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from comfy_execution.utils import get_executing_context
@@ -28,9 +29,9 @@ def check_followers(frames: tuple[int, ...], clip: Clip, frame_rate: float) -> N
     """Raise InputError where the running prompt takes keyframes at `frames` of `clip`, which the executing sampler is about to
     make, to a node that will refuse them."""
     context = get_executing_context()
-    for _, prompt_id, prompt, _, outputs, *_ in PromptServer.instance.prompt_queue.get_current_queue_volatile()[0]:
-        if context is not None and prompt_id == context.prompt_id:
-            _check(_wanted(prompt, outputs), context.node_id, frames, clip, frame_rate)
+    for item in PromptServer.instance.prompt_queue.get_current_queue_volatile()[0]:
+        if context is not None and len(item) > 4 and item[1] == context.prompt_id and isinstance(item[2], Mapping):
+            _check(_wanted(item[2], item[4]), context.node_id, frames, clip, frame_rate)
 
 
 def _check(prompt: Prompt, sampler: str, frames: tuple[int, ...], clip: Clip, frame_rate: float) -> None:
@@ -57,24 +58,29 @@ def _check(prompt: Prompt, sampler: str, frames: tuple[int, ...], clip: Clip, fr
                     _check(prompt, later, at, clip, frame_rate)
 
 
-def _wanted(prompt: Prompt, outputs: list[str]) -> Prompt:
+def _wanted(prompt: Prompt, outputs: Iterable[str]) -> Prompt:
     """The nodes of the prompt that run for these outputs: others may be half set up."""
     wanted: set[str] = set()
-    while new := set(outputs) - wanted:
+    while new := set(outputs) & prompt.keys() - wanted:
         wanted |= new
-        outputs = [value[0] for key in new for value in prompt[key]["inputs"].values() if isinstance(value, list)]
+        outputs = [link[0] for key in new for value in prompt[key]["inputs"].values() if (link := _link(prompt, value))]
     return {key: node for key, node in prompt.items() if key in wanted}
+
+
+def _link(prompt: Prompt, value: Any) -> tuple[str, int] | None:
+    """The node and output an input is linked to; None: it is a value, which may be a list as well."""
+    linked = isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and value[0] in prompt
+    return (value[0], value[1]) if linked else None
 
 
 def _source(prompt: Prompt, inputs: Mapping[str, Any], name: str) -> tuple[str, int] | None:
     """The node and output that an input is fed from, seen through nodes that keep the frames as they are; None: not a link."""
-    link = inputs.get(name)
-    while isinstance(link, list):
-        key, slot = link
-        node = prompt[key]
+    link = _link(prompt, inputs.get(name))
+    while link is not None:
+        node = prompt[link[0]]
         if node["class_type"] not in SAME_FRAMES or not _keeps_frames(node):
-            return key, slot
-        link = node["inputs"].get("latent")
+            return link
+        link = _link(prompt, node["inputs"].get("latent"))
     return None
 
 
