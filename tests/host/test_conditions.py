@@ -412,7 +412,7 @@ CHAINS = {
     "enlarged extension": (("clip", "extend", "enlarge"), "There is no clip to enlarge yet"),
     "reference to nothing": (("reference",), "is still empty, so it shows nothing"),
     "voices": (("voices",), "2 sounds were given for 1 clip"),
-    "slots behind the end": (("late slots",), "keyframe slots at frames [40], wanted rising numbers from 0 to 16."),
+    "slots behind the end": (("late slots",), "keyframe slots at frames [9, 40], wanted rising numbers from 0 to 16."),
     "clip with voices": (("clip of voices",), "2 sounds were given for one clip, wanted one"),
     "voice without sound": (("silent clip", "voice"), "the latent has no audio"),
 }
