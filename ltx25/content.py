@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,9 @@ class Content:
 
     def put(self, block: nn.Module) -> None:
         """Let `block`, or another one built alike, hold this."""
+        modules = _modules(block)
         for path, where, key, value in self._items:
-            module = block.get_submodule(path)
+            module = modules[path] if path else block
             (vars(module)[where] if where else vars(module))[key] = value
 
     def take_from(self, block: nn.Module) -> None:
@@ -67,11 +69,10 @@ class Content:
         self.map(see)
         return found
 
-    def parameter(self, name: str) -> torch.Tensor | None:
-        """A dense parameter by its name in the block; None where it is stored otherwise or not here."""
-        path, _, leaf = name.rpartition(".")
-        found = [value for at, where, key, value in self._items if (at, where, key) == (path, "_parameters", leaf)]
-        return None if not found or found[0] is None else found[0].detach()
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The dense parameters by their names in the block; those that are stored otherwise are missing."""
+        named = ((f"{path}.{key}" if path else key, value) for path, where, key, value in self._items if where == "_parameters")
+        return {name: value.detach() for name, value in named if value is not None}
 
     def gathered(self, memory: torch.Tensor, used: int) -> Content:
         """The same places with all tensors in `memory` (n,) uint8: those that are elsewhere are copied behind its first `used` bytes."""
@@ -89,15 +90,32 @@ class Content:
 
     def placed(self, buffer: torch.Tensor) -> Content:
         """The same places with views of `buffer` (n,) uint8, one tensor behind the other, unwritten."""
-        at = 0
+        at, run = 0, Run(buffer)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal at
             start, at = at, at + _room_of(tensor)
-            strides = tensor.stride() if _dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-            return buffer[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).as_strided(tensor.shape, strides)
+            return run.at(start, tensor.dtype, tensor.shape, tensor.stride() if _dense(tensor) else None)
 
         return self.map(view)
+
+
+class Run:
+    """Tensors in one run of bytes (n,) uint8, n a multiple of every item size. One step each: of three, thousands of times a step, the
+    device saw the difference."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+
+    def at(self, begin: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] | None = None) -> torch.Tensor:
+        """The tensor that begins at byte `begin`, a multiple of ALIGNED; contiguous unless `strides` says otherwise."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed[dtype] = self._buffer.view(dtype)
+        if strides is None:
+            strides = torch.empty(shape, device="meta").stride()
+        return typed.as_strided(shape, strides, typed.storage_offset() + begin // dtype.itemsize)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +124,17 @@ class Packed:
 
     buffer: torch.Tensor
     content: Content
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _modules(block: nn.Module) -> dict[str, nn.Module]:
+    """What is in a block by path, without the block itself: a block comes and goes in every step, and its modules stay."""
+    modules = _known.get(block)
+    if modules is None:
+        modules = _known[block] = {path: module for path, module in block.named_modules() if path}
+    return modules
 
 
 def packed_bytes(content: Content) -> int:

@@ -39,6 +39,10 @@ class Changes(Protocol):
 
     bytes: int  # to read for it
 
+    def fused(self, piece: Piece, weights: Mapping[str, torch.Tensor], path: str, read: Callable[[int], None]) -> int | None:
+        """Change dense `weights` of the piece's block at `path`, by their names in it, where they are. None: some that is to be
+        changed is none of them, and none was. Else as `changed`."""
+
     def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
         """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise.
 
@@ -115,10 +119,13 @@ class BlocksFile:
         """What block `number` runs with, made of its `content`, and the bytes that came for it."""
         if self.adapter is None:
             return content, 0
-        piece = self._piece
+        piece, path = self._piece, f"{self._piece.blocks.path}.{number}."
+        came = self.adapter.fused(piece, content.parameters(), path, self._counted)
+        if came is not None:
+            return content, came
         frame = self._frames.pop(number, None) or self._bare(number)  # one at a time uses it
         content.put(frame)
-        came = self.adapter.changed(piece, frame, f"{piece.blocks.path}.{number}.", self._counted)
+        came = self.adapter.changed(piece, frame, path, self._counted)
         content = Content.of(frame, piece.blocks.stay) if came else content
         content.take_from(frame)
         self._frames[number] = frame

@@ -121,7 +121,8 @@ class BlockStack:
         self._next = 0  # in _order: what is fetched next
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._thread: ThreadPoolExecutor | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.cuda.Stream | None = None  # of copies
+        self._changing: torch.cuda.Stream | None = None  # of what is done to a block that came: the next one comes meanwhile
         self._watch: Watch | None = None  # while blocks run for someone
         self._log = _Log()
 
@@ -183,7 +184,7 @@ class BlockStack:
 
     def parked_parameter(self, block: int, name: str) -> torch.Tensor | None:
         """A dense parameter of a block as its file has it, in host memory; None where that holds none."""
-        return self._parked[block].content.parameter(name) if block in self._parked else None
+        return self._parked[block].content.parameters().get(name) if block in self._parked else None
 
     def park(self, block: int) -> bool:
         """Put a block that is not on the device into host memory. False: the host has none left, and the block stays in its file."""
@@ -214,7 +215,7 @@ class BlockStack:
         self._free = deque(self.slots)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ltx25-stream")
         if self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)
+            self._stream, self._changing = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
         stack = weakref.ref(self)  # a hook that held it would be a cycle through all weights
         for number in self._order:
             block = self._blocks[number]
@@ -233,7 +234,7 @@ class BlockStack:
             self._thread = None
         if self._stream is not None:
             torch.cuda.synchronize(self.device)  # slots may still be read or written
-            self._stream = None
+            self._stream = self._changing = None
         self.slots, self._free = [], deque()
 
     @contextlib.contextmanager
@@ -325,13 +326,24 @@ class BlockStack:
                 slot.buffer = None  # or there would be a third block while this one is read
                 content, came = self._change(block, self._filled(block))
                 slot.content, size = content, packed_bytes(content)
+                ready = Mark(self.device)
             else:
                 size = parked.buffer.numel()
                 memory = self._memory(slot, size + self._beside(block))
-                content, came = self._change(block, parked.content.placed(copied(parked.buffer, memory[:size])))
-                content = content.gathered(memory, size)
+                content = parked.content.placed(copied(parked.buffer, memory[:size]))
+                content, came, ready = self._changed(block, content, memory, size)
                 size += came
-            return _Arrival(content, begun, Mark(self.device), size)
+            slot.read = (ready,)  # should nobody run it: what comes next is written behind its change
+            return _Arrival(content, begun, ready, size)
+
+    def _changed(self, block: int, content: Content, memory: torch.Tensor, used: int) -> tuple[Content, int, Mark]:
+        """What `block` runs with, in `memory` whose first `used` bytes hold what came; the bytes that had to come besides; when it is ready."""
+        there = Mark(self.device)
+        with contextlib.nullcontext() if self._changing is None else torch.cuda.stream(self._changing):
+            if self._changing is not None:
+                there.before(self._changing)
+            content, came = self._change(block, content)
+            return content.gathered(memory, used), came, Mark(self.device)
 
     def _memory(self, slot: _Slot, size: int) -> torch.Tensor:
         if slot.buffer is None or slot.buffer.numel() < size:

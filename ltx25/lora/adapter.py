@@ -25,7 +25,7 @@ from ..linear import Linear
 from ..part import Part
 from ..piece import Piece
 from ..residency import free_memory
-from .change import Sided, Target, apply, targets, weight_of, within
+from .change import Sided, Target, apply, fuse_in, targets, weight_of, within
 from .factors import Changes, FactorStore
 from .file import Lora
 
@@ -52,6 +52,7 @@ class Adapter:
         self._spare = spare
         self._targets: list[Target] = []
         self._within: dict[str, list[Target]] = {}  # by path of a block
+        self._named: dict[str, list[tuple[str, Target]]] = {}  # the same with the names of their parameters in it
         self._kept: _Kept | None = None
         self._factors = FactorStore(device)
 
@@ -59,6 +60,19 @@ class Adapter:
     def bytes(self) -> int:
         """To read for the LoRAs."""
         return sum(target.bytes for target in self._targets)
+
+    def fused(self, piece: Piece, weights: Mapping[str, torch.Tensor], path: str, read: Callable[[int], None]) -> int | None:
+        """See piece.Changes: most blocks are dense, and to put one together only to change it took longer than that."""
+        if piece is not self._piece:
+            return 0
+        mine = self._named.get(path)
+        if mine is None:
+            mine = self._named[path] = [(target.place.name.removeprefix(path), target) for target in self._targets if target.place.name.startswith(path)]
+        if not all(name in weights for name, _ in mine):
+            return None
+        if mine:
+            fuse_in(weights, mine, self._factors.fetch([change for _, target in mine for change in target.changes], read, path))
+        return sum(target.bytes for _, target in mine)
 
     def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
         """Change `module`, just filled: the piece's, or its block at `path` ("transformer_blocks.3."). Bytes of the pairs."""
@@ -117,6 +131,7 @@ class Adapter:
         self.loras = loras
         self._targets = self._targets_of(loras) if loras else []
         self._within.clear()
+        self._named.clear()
         if loras:  # without any, those of before may come back
             self._factors.keep(loras)
         beside: dict[str, list[int]] = {}

@@ -5,7 +5,7 @@ change far below the format's own steps would vanish in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,9 +126,17 @@ def weight_of(module: nn.Module, place: Slice) -> torch.Tensor | None:
     """The rows of a dense parameter that `place` means; None where the layer keeps its weight as stored."""
     path, _, leaf = place.name.rpartition(".")
     parameter = module.get_submodule(path)._parameters.get(leaf)
-    if parameter is None:
-        return None
-    return parameter.data if place.rows is None else parameter.data.narrow(0, place.start, place.rows)
+    return None if parameter is None else _rows(parameter.data, place)
+
+
+def fuse_in(weights: Mapping[str, torch.Tensor], found: Sequence[tuple[str, Target]], factors: Factors) -> None:
+    """Change dense weights, by name, where they are."""
+    for name, target in found:
+        _fuse(_rows(weights[name], target.place), target, factors)
+
+
+def _rows(weight: torch.Tensor, place: Slice) -> torch.Tensor:
+    return weight if place.rows is None else weight.narrow(0, place.start, place.rows)
 
 
 def _fuse(weight: torch.Tensor, target: Target, factors: Factors) -> None:

@@ -7,12 +7,13 @@ file, whatever the strength.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 
 from ..checkpoint import TensorInfo, read_tensors
-from ..content import ALIGNED
+from ..content import ALIGNED, Run
 from ..device import copied
 from ..host_spare import host_has_room
 from ..pinned import host_memory, pin
@@ -36,7 +37,8 @@ class FactorStore:
         for lora, infos in _by_file(changes):
             copy = None if path is None else self._copied(lora, path, infos, read)
             found = _read(lora, infos, self._device, read) if copy is None else copy.on(self._device)
-            factors |= {(lora.file, name): found[name].view(info.shape) for name, info in infos.items()}
+            file = lora.file
+            factors |= {(file, name): found[name].view(info.shape) for name, info in infos.items()}
         return factors
 
     def bring(self, changes: Changes, read: Callable[[int], None], path: str) -> bool:
@@ -78,35 +80,34 @@ class _Copy:
     def __init__(self, infos: Infos, memory: torch.Tensor, device: torch.device) -> None:
         self.infos = infos
         self._device = device
-        self._begin: dict[str, int] = {}
-        size = 0
-        for name, info in infos.items():
-            self._begin[name] = size
-            size += _aligned(info)
+        self._begin = dict(zip(infos, itertools.accumulate(map(_aligned, infos.values()), initial=0), strict=False))
+        self._strides = {name: torch.empty(info.shape, device="meta").stride() for name, info in infos.items()}
         self._buffer = memory
         pin(self, self._buffer, device)
 
     def take(self, found: dict[str, torch.Tensor]) -> None:
         """Copy all of them from where they are, and wait for that."""
-        for name, info in self.infos.items():
-            copied(found[name].view(info.shape), self._view(self._buffer, name))
+        for name, place in self._views(self._buffer).items():
+            copied(found[name].view(place.shape), place)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All of them on `device`, in one copy on its current stream."""
-        there = self._buffer.to(device, non_blocking=device.type == "cuda")
-        return {name: self._view(there, name) for name in self.infos}
+        return self._views(self._buffer.to(device, non_blocking=device.type == "cuda"))
 
-    def _view(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
-        info = self.infos[name]
-        return buffer[self._begin[name] :][: info.numel * info.dtype.itemsize].view(info.dtype).view(info.shape)
+    def _views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        run = Run(buffer)
+        return {name: run.at(self._begin[name], info.dtype, info.shape, self._strides[name]) for name, info in self.infos.items()}
 
 
 def _by_file(changes: Changes) -> Iterator[tuple[Lora, Infos]]:
     """A LoRA of each file, and all that `changes` have of it."""
-    for lora in {lora.file: lora for lora, _ in changes}.values():
-        yield lora, {info.name: info for own, pair in changes if own.file == lora.file for info in (pair.a, pair.b)}
+    found: dict[Hashable, tuple[Lora, Infos]] = {}
+    for lora, pair in changes:
+        _, infos = found.setdefault(lora.file, (lora, {}))
+        infos[pair.a.name], infos[pair.b.name] = pair.a, pair.b
+    yield from found.values()
 
 
 def _read(lora: Lora, infos: Infos, device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:

@@ -213,7 +213,7 @@ def test_nvfp4_stays_as_stored_where_the_device_multiplies_it(plain, made, monke
     decoded = open_engine(transformer=path)
     wanted = sampled(decoded, conditioning=plain[0])
     assert decoded.opened.precision == "float32"
-    monkeypatch.setattr("comfyui_ltx25.ltx25.host_spares.multiplies_nvfp4", lambda device: True)
+    monkeypatch.setattr("comfyui_ltx25.ltx25.parts.multiplies_nvfp4", lambda device: True)
     clips = {}
     for residency in ("resident", "stream"):
         engine = open_engine("auto", residency, transformer=path)
