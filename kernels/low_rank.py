@@ -23,7 +23,8 @@ _WARPS, _STAGES = 8, 3
 
 
 class LowRank(NamedTuple):
-    """a (rank, in), b (out, rank), of any dtypes; alpha: what their product is multiplied by."""
+    """a (rank, in), b (out, rank), of any dtypes; alpha: what their product is multiplied by. Rows of b may go on with zeros: those of
+    `padded_rank` columns need not be copied first."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -33,7 +34,7 @@ class LowRank(NamedTuple):
 def add_low_rank_reference(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
     """weight (out, in), changed in place, some rows at a time: the same ones wherever it is, so that the sums are the same."""
     dtype = wide(weight.dtype)
-    there = [(pair.a.to(dtype), pair.b.to(dtype), pair.alpha) for pair in pairs]
+    there = [(pair.a.to(dtype), pair.b[:, : len(pair.a)].to(dtype), pair.alpha) for pair in pairs]
     rows = max(1, _WIDE // (weight.shape[1] * dtype.itemsize))
     for first in range(0, len(weight), rows):
         part = weight[first : first + rows]
@@ -41,6 +42,11 @@ def add_low_rank_reference(weight: torch.Tensor, pairs: Sequence[LowRank]) -> No
         for a, b, alpha in there:
             total.addmm_(b[first : first + rows], a, alpha=alpha)
         part.copy_(total)
+
+
+def padded_rank(rank: int) -> int:
+    """How long the kernel has rows of b."""
+    return -(-rank // _K) * _K
 
 
 def passing_bytes(rows: int, columns: int, ranks: int) -> int:
@@ -102,18 +108,19 @@ def _add(
 
 def _launch(weight: torch.Tensor, pairs: Sequence[LowRank]) -> None:
     pairs = sorted(pairs, key=lambda pair: abs(pair.alpha))  # then no alpha over the next one is more than 1, whatever they are
-    given = [part for pair in pairs for part in (pair.a.contiguous(), *_padded(pair.b))]
+    given = [part for pair in pairs for part in (pair.a.contiguous(), *_padded(pair.b, len(pair.a)))]
     given += given[:4] * (_MOST - len(pairs))  # never read
     turns = [before.alpha / after.alpha for before, after in pairwise(pairs)] + [0.0] * (_MOST - len(pairs))
     grid = (-(-weight.shape[1] // _N), -(-len(weight) // _M))
     _add[grid](weight, weight.stride(0), *weight.shape, *given, *turns, pairs[-1].alpha, PAIRS=len(pairs), M=_M, N=_N, K=_K, num_warps=_WARPS, num_stages=_STAGES)
 
 
-def _padded(b: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """b (out, rank) with zeros behind its rows, the rank, and how long its rows are with them."""
-    rows, rank = b.shape
-    whole = b.new_zeros(rows, -(-rank // _K) * _K)
-    whole[:, :rank] = b
+def _padded(b: torch.Tensor, rank: int) -> tuple[torch.Tensor, int, int]:
+    """b with zeros behind its rows, the rank, and how long its rows are with them."""
+    if b.shape[1] == padded_rank(rank) and b.is_contiguous():
+        return b, rank, b.shape[1]
+    whole = b.new_zeros(len(b), padded_rank(rank))
+    whole[:, :rank] = b[:, :rank]
     return whole, rank, whole.shape[1]
 
 

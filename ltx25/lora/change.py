@@ -145,8 +145,8 @@ def _fuse(weight: torch.Tensor, target: Target, factors: Factors) -> None:
 
 
 def _scaled(factors: Factors, lora: Lora, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    b = factors[lora.file, pair.b.name].float() * (lora.strength * pair.scale)
-    return factors[lora.file, pair.a.name], b
+    a, b = factors[lora.file, pair.a.name], factors[lora.file, pair.b.name]
+    return a, b[:, : len(a)].float() * (lora.strength * pair.scale)
 
 
 def _sided(layer: Linear, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> Sided:

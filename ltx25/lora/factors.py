@@ -8,10 +8,12 @@ file, whatever the strength.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 
+from ...kernels.low_rank import padded_rank
 from ..checkpoint import TensorInfo, read_tensors
 from ..content import ALIGNED, Run
 from ..device import copied
@@ -19,9 +21,10 @@ from ..host_spare import host_has_room
 from ..pinned import host_memory, pin
 from .file import Lora, Pair
 
-Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank)
+Factors = dict[tuple[Hashable, str], torch.Tensor]  # (file of a LoRA, tensor name) -> a (rank, in) or b (out, rank), see kernels.low_rank.LowRank
 Changes = Sequence[tuple[Lora, Pair]]
-Infos = dict[str, TensorInfo]
+MOST_ZEROS = 1.25  # a b may be longer by this in its copy: zeros cross the link, too, and of a small rank they would be most of it
+Infos = dict[str, tuple[TensorInfo, tuple[int, ...]]]  # as in the file, and the shape of its copy
 
 
 class FactorStore:
@@ -38,7 +41,7 @@ class FactorStore:
             copy = None if path is None else self._copied(lora, path, infos, read)
             found = _read(lora, infos, self._device, read) if copy is None else copy.on(self._device)
             file = lora.file
-            factors |= {(file, name): found[name].view(info.shape) for name, info in infos.items()}
+            factors |= {(file, name): found[name] for name in infos}
         return factors
 
     def bring(self, changes: Changes, read: Callable[[int], None], path: str) -> bool:
@@ -47,7 +50,7 @@ class FactorStore:
 
     def lacking(self, changes: Changes, path: str) -> int:
         """Bytes that `bring` would read."""
-        return sum(info.numel * info.dtype.itemsize for lora, infos in _by_file(changes) if not self._has(lora, path, infos) for info in infos.values())
+        return sum(info.numel * info.dtype.itemsize for lora, infos in _by_file(changes) if not self._has(lora, path, infos) for info, _ in infos.values())
 
     def keep(self, loras: Iterable[Lora]) -> None:
         """Drop the copies of all other files."""
@@ -75,20 +78,22 @@ class FactorStore:
 
 
 class _Copy:
-    """Tensors of a LoRA in one run of bytes of host memory, (n,) uint8, unread."""
+    """Tensors of a LoRA in one run of bytes of host memory, (n,) uint8, unread: b's with the zeros that the kernel wants behind their rows."""
 
     def __init__(self, infos: Infos, memory: torch.Tensor, device: torch.device) -> None:
         self.infos = infos
         self._device = device
-        self._begin = dict(zip(infos, itertools.accumulate(map(_aligned, infos.values()), initial=0), strict=False))
-        self._strides = {name: torch.empty(info.shape, device="meta").stride() for name, info in infos.items()}
+        begins = itertools.accumulate((_aligned(*one) for one in infos.values()), initial=0)
+        self._places = {name: (begin, info.dtype, shape, torch.empty(shape, device="meta").stride()) for begin, (name, (info, shape)) in zip(begins, infos.items(), strict=False)}
         self._buffer = memory
         pin(self, self._buffer, device)
 
     def take(self, found: dict[str, torch.Tensor]) -> None:
         """Copy all of them from where they are, and wait for that."""
         for name, place in self._views(self._buffer).items():
-            copied(found[name].view(place.shape), place)
+            columns = found[name].shape[1]
+            copied(found[name], place[:, :columns])
+            place[:, columns:].zero_()
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -98,7 +103,7 @@ class _Copy:
 
     def _views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         run = Run(buffer)
-        return {name: run.at(self._begin[name], info.dtype, info.shape, self._strides[name]) for name, info in self.infos.items()}
+        return {name: run.at(*place) for name, place in self._places.items()}
 
 
 def _by_file(changes: Changes) -> Iterator[tuple[Lora, Infos]]:
@@ -106,19 +111,21 @@ def _by_file(changes: Changes) -> Iterator[tuple[Lora, Infos]]:
     found: dict[Hashable, tuple[Lora, Infos]] = {}
     for lora, pair in changes:
         _, infos = found.setdefault(lora.file, (lora, {}))
-        infos[pair.a.name], infos[pair.b.name] = pair.a, pair.b
+        rows, rank = pair.b.shape
+        columns = padded_rank(rank) if padded_rank(rank) <= MOST_ZEROS * rank else rank
+        infos[pair.a.name], infos[pair.b.name] = (pair.a, pair.a.shape), (pair.b, (rows, columns))
     yield from found.values()
 
 
 def _read(lora: Lora, infos: Infos, device: torch.device, read: Callable[[int], None]) -> dict[str, torch.Tensor]:
-    room = {name: torch.empty(lora.header.tensors[name].shape, dtype=info.dtype, device=device) for name, info in infos.items()}
+    room = {name: torch.empty(lora.header.tensors[name].shape, dtype=info.dtype, device=device) for name, (info, _) in infos.items()}
     read_tensors(lora.header, room, read, finite=True)
-    return room
+    return {name: room[name].view(info.shape) for name, (info, _) in infos.items()}
 
 
 def _room(infos: Infos) -> int:
-    return sum(map(_aligned, infos.values()))
+    return sum(_aligned(*one) for one in infos.values())
 
 
-def _aligned(info: TensorInfo) -> int:
-    return -(-info.numel * info.dtype.itemsize // ALIGNED) * ALIGNED
+def _aligned(info: TensorInfo, shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) * info.dtype.itemsize // ALIGNED) * ALIGNED

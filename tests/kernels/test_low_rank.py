@@ -55,6 +55,16 @@ def test_alphas_may_be_far_apart(device, dtype, alphas):
     assert_no_worse_than(got, changed(weight, pairs, add_low_rank_reference, torch.Tensor.clone), changed(weight, pairs, add_low_rank_reference, torch.Tensor.double))
 
 
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("rank", [1, 63, 64, 65])
+def test_rows_of_b_that_go_on_with_zeros_change_nothing(device, dtype, rank):
+    weight, pair = random((40, 48), dtype, 1), LowRank(random((rank, 48), torch.float16, 2), random((40, rank), torch.float16, 3), 0.5)
+    longer = pair._replace(b=torch.nn.functional.pad(pair.b, (0, module.padded_rank(rank) - rank)))
+    for add, move in ((module._launch, lambda part: part.to(device)), (add_low_rank_reference, torch.Tensor.clone)):
+        assert torch.equal(changed(weight, [longer], add, move), changed(weight, [pair], add, move))
+    assert module.padded_rank(rank) >= rank and module._padded(longer.b, rank)[0] is longer.b, "which is why they do"
+
+
 def test_what_is_multiplied_by_nothing_changes_nothing():
     weight = random((8, 8), torch.float32, 1)
     add_low_rank(there := weight.clone(), [LowRank(torch.full((2, 8), float("inf")), torch.ones(8, 2), 0.0)])
