@@ -346,6 +346,20 @@ def test_a_lora_from_the_first_load_and_one_put_on_later_are_the_same(base, lora
     assert same(sampled(open_engine(transformer=base).with_loras([(lora, 0.7)]), conditioning=contexts), wanted)
 
 
+@pytest.mark.parametrize(("rank", "columns"), [(4, 4), (56, 64), (64, 64)])
+def test_streamed_blocks_are_changed_by_rows_with_zeros_behind_them_as_resident_ones_are_without(base, rank, columns, contexts, tmp_path):
+    """Zeros that the kernel wants are in the copy already, where they are few."""
+    path = tiny_lora(tmp_path / "style.safetensors", rank)
+    resident, stream = (open_engine("auto", residency, transformer=base).with_loras([(path, 1.0)]) for residency in ("resident", "stream"))
+    assert same(sampled(stream, conditioning=contexts), sampled(resident, conditioning=contexts))
+    adapter = stream.opened.parts["transformer"].adapter
+    changes = [change for change in adapter._changes_at("transformer_blocks.0.") if change[1].a.shape[0] == rank]
+    found = adapter._factors.fetch(changes, pytest.fail, "transformer_blocks.0.")
+    widths = {found[lora.file, pair.b.name].shape[1] for lora, pair in changes}
+    assert changes and widths == {columns}
+    assert not any(found[lora.file, pair.b.name][:, rank:].any() for lora, pair in changes)
+
+
 def test_streamed_blocks_carry_their_lora(base, lora, contexts, monkeypatch):
     """Their factors are in host memory, or read again, where at first there is no more of it."""
     asked = []
