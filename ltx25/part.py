@@ -419,7 +419,7 @@ class Part:
         lanes = piece.blocks.lanes
         file, blocks = self._blocks_file, module.get_submodule(piece.blocks.path)
         parked, self._resting = self._resting, {}
-        return BlockStack(blocks, self.device, piece.blocks.stay, file.read, lambda: lanes(module), file.changed, file.room_beside, parked)
+        return BlockStack(blocks, self.device, piece.blocks.stay, file.read, lambda: lanes(module), file.needed, file.changed, file.room_beside, parked)
 
     def _reader(self, phase: Phase) -> Callable[[int], None]:
         started = time.monotonic()

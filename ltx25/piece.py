@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +39,12 @@ class Changes(Protocol):
 
     bytes: int  # to read for it
 
-    def fused(self, piece: Piece, weights: Mapping[str, torch.Tensor], path: str, read: Callable[[int], None]) -> int | None:
-        """Change dense `weights` of the piece's block at `path`, by their names in it, where they are. None: some that is to be
-        changed is none of them, and none was. Else as `changed`."""
+    def needed(self, piece: Piece, dense: Collection[str], path: str, read: Callable[[int], None]) -> object | None:
+        """What `fused` wants for the piece's block at `path`, queued on its way to the device. None: that is not for this block, of whose
+        parameters `dense` are dense; `changed` is."""
+
+    def fused(self, needed: object, weights: Mapping[str, torch.Tensor]) -> int:
+        """Change dense weights of a block, by their names in it, where they are; as `changed`."""
 
     def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
         """`module` is the piece's, whose blocks may be missing, or its block at `path`; `read` counts bytes and may raise.
@@ -115,17 +118,20 @@ class BlocksFile:
         store_e4m3(piece.blocks.rounded(block, number, len(self._blank)).values())
         return block
 
-    def changed(self, number: int, content: Content) -> tuple[Content, int]:
+    def needed(self, number: int, content: Content) -> object | None:
+        """What `changed` wants for block `number`, whose content is like `content`, queued on its way to the device."""
+        return None if self.adapter is None else self.adapter.needed(self._piece, content.parameters().keys(), self._path(number), self._counted)
+
+    def changed(self, number: int, content: Content, needed: object | None) -> tuple[Content, int]:
         """What block `number` runs with, made of its `content`, and the bytes that came for it."""
         if self.adapter is None:
             return content, 0
-        piece, path = self._piece, f"{self._piece.blocks.path}.{number}."
-        came = self.adapter.fused(piece, content.parameters(), path, self._counted)
-        if came is not None:
-            return content, came
+        if needed is not None:  # to put a block together only to change it took longer than that
+            return content, self.adapter.fused(needed, content.parameters())
+        piece = self._piece
         frame = self._frames.pop(number, None) or self._bare(number)  # one at a time uses it
         content.put(frame)
-        came = self.adapter.changed(piece, frame, path, self._counted)
+        came = self.adapter.changed(piece, frame, self._path(number), self._counted)
         content = Content.of(frame, piece.blocks.stay) if came else content
         content.take_from(frame)
         self._frames[number] = frame
@@ -134,6 +140,9 @@ class BlocksFile:
     def room_beside(self, number: int) -> int:
         """The most bytes that changing block `number` adds to it."""
         return self.beside[number]
+
+    def _path(self, number: int) -> str:
+        return f"{self._piece.blocks.path}.{number}."
 
     def _bare(self, number: int) -> nn.Module:
         if self._blank is None:

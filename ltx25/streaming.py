@@ -31,10 +31,15 @@ from .instrument import Phase, Watch
 SLOTS = 2  # one block runs, one comes: more would hold memory and hide nothing
 CHECK = 0.1  # s between looks for a cancel while a block is awaited
 
-Change = Callable[[int, Content], tuple[Content, int]]
+Needs = Callable[[int, Content], object]
+Change = Callable[[int, Content, object], tuple[Content, int]]
 
 
-def _unchanged(block: int, content: Content) -> tuple[Content, int]:
+def _nothing(block: int, content: Content) -> None:
+    return None
+
+
+def _unchanged(block: int, content: Content, needed: object) -> tuple[Content, int]:
     return content, 0
 
 
@@ -90,6 +95,7 @@ class BlockStack:
         stay: Sequence[str],
         fill: Callable[[int], nn.Module],
         lanes: Callable[[], Sequence[torch.cuda.Stream]],
+        needs: Needs = _nothing,
         change: Change = _unchanged,
         beside: Callable[[int], int] = lambda block: 0,
         parked: Mapping[int, Packed] = MappingProxyType({}),
@@ -97,8 +103,10 @@ class BlockStack:
         """stay: patterns of parameters of `blocks` that never leave the device and are filled elsewhere.
 
         fill(i): read block i onto the device, in any thread, on its current stream: a module like block i that holds it.
-        lanes(): the streams blocks run on beside the current one. change(i, content): what block i runs with, made of its
-        content on the device, which may be written to, and the bytes that had to come for it; called as `fill` is.
+        lanes(): the streams blocks run on beside the current one. needs(i, content): what the change of block i, which holds
+        tensors as `content` does, wants to have on the device; called as `fill` is, before the block comes. change(i, content, needed):
+        what block i runs with, made of its content on the device, which may be written to, and the bytes that had to come for
+        it; called as `fill` is, on another stream perhaps, which what was needed has to outlive.
         beside(i): the most bytes that such a change adds to what is in the slot. parked: blocks that host memory holds.
         Raises InputError when there is nothing to stream.
         """
@@ -110,6 +118,7 @@ class BlockStack:
         self._stay = tuple(stay)
         self._fill = fill
         self._lanes = lanes
+        self._needs = needs
         self._change = change
         self._beside = beside
         self._kept: set[int] = set()
@@ -174,7 +183,7 @@ class BlockStack:
                 if self.device.type == "cuda":
                     torch.cuda.current_stream(self.device).synchronize()  # the host copy goes now
                 del self._parked[block]
-        content, _ = self._change(block, content)
+        content, _ = self._change(block, content, self._needs(block, content))
         content.put(self._blocks[block])
         self._kept.add(block)
 
@@ -324,25 +333,27 @@ class BlockStack:
             slot.content = None  # all of this stream's memory: what takes its place is written behind its readers
             if parked is None:
                 slot.buffer = None  # or there would be a third block while this one is read
-                content, came = self._change(block, self._filled(block))
+                content = self._filled(block)
+                content, came = self._change(block, content, self._needs(block, content))
                 slot.content, size = content, packed_bytes(content)
                 ready = Mark(self.device)
             else:
                 size = parked.buffer.numel()
                 memory = self._memory(slot, size + self._beside(block))
+                needed = self._needs(block, parked.content)  # first, so that the change begins when the block is there: behind it, this would wait for the next one
                 content = parked.content.placed(copied(parked.buffer, memory[:size]))
-                content, came, ready = self._changed(block, content, memory, size)
+                content, came, ready = self._changed(block, content, needed, memory, size)
                 size += came
             slot.read = (ready,)  # should nobody run it: what comes next is written behind its change
             return _Arrival(content, begun, ready, size)
 
-    def _changed(self, block: int, content: Content, memory: torch.Tensor, used: int) -> tuple[Content, int, Mark]:
+    def _changed(self, block: int, content: Content, needed: object, memory: torch.Tensor, used: int) -> tuple[Content, int, Mark]:
         """What `block` runs with, in `memory` whose first `used` bytes hold what came; the bytes that had to come besides; when it is ready."""
         there = Mark(self.device)
         with contextlib.nullcontext() if self._changing is None else torch.cuda.stream(self._changing):
             if self._changing is not None:
                 there.before(self._changing)
-            content, came = self._change(block, content)
+            content, came = self._change(block, content, needed)
             return content.gathered(memory, used), came, Mark(self.device)
 
     def _memory(self, slot: _Slot, size: int) -> torch.Tensor:

@@ -10,9 +10,10 @@ so other LoRAs cost them nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from ..part import Part
 from ..piece import Piece
 from ..residency import free_memory
 from .change import Sided, Target, apply, fuse_in, targets, weight_of, within
-from .factors import Changes, FactorStore
+from .factors import Changes, Factors, FactorStore
 from .file import Lora
 
 SPARE = 16 << 30  # bytes that a copy of changed weights leaves free on the device
@@ -39,6 +40,13 @@ class _Kept:
     loras: tuple[Lora, ...]
     weights: dict[str, torch.Tensor]
     sides: dict[str, Sided] = field(default_factory=dict)
+
+
+class _Needed(NamedTuple):
+    """Dense weights of a block by their names in it, and the factors that change them."""
+
+    found: Sequence[tuple[str, Target]]
+    factors: Factors
 
 
 class Adapter:
@@ -61,18 +69,23 @@ class Adapter:
         """To read for the LoRAs."""
         return sum(target.bytes for target in self._targets)
 
-    def fused(self, piece: Piece, weights: Mapping[str, torch.Tensor], path: str, read: Callable[[int], None]) -> int | None:
-        """See piece.Changes: most blocks are dense, and to put one together only to change it took longer than that."""
+    def needed(self, piece: Piece, dense: Collection[str], path: str, read: Callable[[int], None]) -> _Needed | None:
+        """See piece.Changes."""
         if piece is not self._piece:
-            return 0
+            return _Needed([], {})
         mine = self._named.get(path)
         if mine is None:
             mine = self._named[path] = [(target.place.name.removeprefix(path), target) for target in self._targets if target.place.name.startswith(path)]
-        if not all(name in weights for name, _ in mine):
+        if not all(name in dense for name, _ in mine):
             return None
-        if mine:
-            fuse_in(weights, mine, self._factors.fetch([change for _, target in mine for change in target.changes], read, path))
-        return sum(target.bytes for _, target in mine)
+        return _Needed(mine, self._factors.fetch([change for _, target in mine for change in target.changes], read, path))
+
+    def fused(self, needed: _Needed, weights: Mapping[str, torch.Tensor]) -> int:
+        """See piece.Changes."""
+        fuse_in(weights, needed.found, needed.factors)
+        for factor in needed.factors.values() if self._device.type == "cuda" else ():
+            factor.record_stream(torch.cuda.current_stream(self._device))  # they came on another one, whose memory they are
+        return sum(target.bytes for _, target in needed.found)
 
     def changed(self, piece: Piece, module: nn.Module, path: str, read: Callable[[int], None]) -> int:
         """Change `module`, just filled: the piece's, or its block at `path` ("transformer_blocks.3."). Bytes of the pairs."""
@@ -142,7 +155,8 @@ class Adapter:
             block = part.block_of(target.place.name)
             if block is not None:
                 of_blocks.setdefault(block, []).append(target)
-        passing = (sum(target.bytes for target in mine) + max(target.passing for target in mine) for mine in of_blocks.values())
+        # Factors of one block come while another one is changed by its own.
+        passing = (2 * sum(target.bytes for target in mine) + max(target.passing for target in mine) for mine in of_blocks.values())
         part.carry(beside, max(passing, default=0))
 
     def _change(self, module: nn.Module, part: Part, loras: tuple[Lora, ...], watch: Watch) -> None:
