@@ -106,7 +106,7 @@ class BlockStack:
         lanes(): the streams blocks run on beside the current one. needs(i, content): what the change of block i, which holds
         tensors as `content` does, wants to have on the device; called as `fill` is, before the block comes. change(i, content, needed):
         what block i runs with, made of its content on the device, which may be written to, and the bytes that had to come for
-        it; called as `fill` is, on another stream perhaps, which what was needed has to outlive.
+        it; called as `fill` is, but where something was needed on another stream, which that has to outlive.
         beside(i): the most bytes that such a change adds to what is in the slot. parked: blocks that host memory holds.
         Raises InputError when there is nothing to stream.
         """
@@ -349,10 +349,11 @@ class BlockStack:
 
     def _changed(self, block: int, content: Content, needed: object, memory: torch.Tensor, used: int) -> tuple[Content, int, Mark]:
         """What `block` runs with, in `memory` whose first `used` bytes hold what came; the bytes that had to come besides; when it is ready."""
-        there = Mark(self.device)
-        with contextlib.nullcontext() if self._changing is None else torch.cuda.stream(self._changing):
-            if self._changing is not None:
-                there.before(self._changing)
+        where: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if self._changing is not None and needed is not None:
+            Mark(self.device).before(self._changing)
+            where = torch.cuda.stream(self._changing)
+        with where:
             content, came = self._change(block, content, needed)
             return content.gathered(memory, used), came, Mark(self.device)
 
