@@ -1,8 +1,9 @@
 """Whether the keyframes of a sampling fit where its prompt takes them, asked before the sampling.
 
 The nodes behind refuse others themselves, but only when it is their turn: after one stage, or after two. Only what the prompt
-says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them. So is all of it where a
-host's queue is laid out in another way than (number, prompt id, prompt, extra data, outputs, ...).
+says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them. So is what may not run
+at all, behind an input that its node asks for only when it needs it, and all of it where a host's queue is laid out in another
+way than (number, prompt id, prompt, extra data, outputs, ...).
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from comfy_execution.graph import get_input_info
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
+
+from nodes import NODE_CLASS_MAPPINGS
 
 from ..ltx25.dfr import check_keyframes, check_rounds
 from ..ltx25.errors import InputError
@@ -59,12 +63,19 @@ def _check(prompt: Prompt, sampler: str, frames: tuple[int, ...], clip: Clip, fr
 
 
 def _wanted(prompt: Prompt, outputs: Iterable[str]) -> Prompt:
-    """The nodes of the prompt that run for these outputs: others may be half set up."""
+    """The nodes of the prompt that run for these outputs in any case: others may be half set up, or of the branch that a switch
+    leaves out."""
     wanted: set[str] = set()
     while new := set(outputs) & prompt.keys() - wanted:
         wanted |= new
-        outputs = [link[0] for key in new for value in prompt[key]["inputs"].values() if (link := _link(prompt, value))]
+        outputs = [link[0] for key in new for name, value in prompt[key]["inputs"].items() if (link := _link(prompt, value)) and not _lazy(prompt[key], name)]
     return {key: node for key, node in prompt.items() if key in wanted}
+
+
+def _lazy(node: Mapping[str, Any], name: str) -> bool:
+    """Whether the host runs what is behind this input only once the node asks for it."""
+    _, _, facts = get_input_info(NODE_CLASS_MAPPINGS[node["class_type"]], name)
+    return bool(facts and facts.get("lazy"))
 
 
 def _link(prompt: Prompt, value: Any) -> tuple[str, int] | None:

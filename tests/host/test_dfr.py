@@ -141,6 +141,20 @@ def test_keyframes_are_asked_about_for_nodes_that_run_alone(host, dfr, find, ins
     assert run.error["node_id"] == second and "of frames [24] and the slots stand at [3]" in run.error["exception_message"]
 
 
+def test_keyframes_are_not_asked_about_for_a_branch_that_a_switch_leaves_out(host, dfr, find):
+    """The host runs what is behind a lazy input only once the node asks for it."""
+    prompt = dfr(frames=25)
+    small, rounds = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler"), find(prompt, "LTX25TemporalRounds")
+    prompt[find(prompt, "LTX25KeyframeSlots", "Keyframes, stage 2")]["inputs"]["grid"] = "even"
+    prompt["which"] = {"class_type": "ComfySwitchNode", "inputs": {"switch": False, "on_false": [small, 0], "on_true": [rounds, 0]}}
+    for kind in ("DecodeVideoVAE", "DecodeAudioVAE"):
+        prompt[find(prompt, kind)]["inputs"]["latent"] = ["which", 0]
+    prompt[find(prompt, "PreviewAny")]["inputs"]["source"] = [small, 1]
+    run = host.run(prompt, timeout=240)
+    assert run.ok, run.error and run.error["exception_message"]
+    assert rounds not in run.executed
+
+
 def test_a_mask_that_rounds_do_not_read_is_told(host, dfr, find):
     prompt = dfr(frames=25)
     rounds = find(prompt, "LTX25TemporalRounds")
