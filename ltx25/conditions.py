@@ -367,7 +367,7 @@ class Held:
     """What a stream was before a sampling left noise in it, a grid (B, C, t, h, w) or (B, c, n, bins).
 
     Where a noise mask lies between 0 and 1 the rest of that sampling goes on holding the clip to this, and not to its noisy
-    self. Content put in place (LatentIndex) is held to itself.
+    self. Content put in place (LatentIndex) is held to itself. Where nothing is between, this may be of another clip.
     """
 
     stream: str
@@ -375,10 +375,13 @@ class Held:
     makes = None
 
     def apply(self, draft: Draft) -> Draft:
-        tokens, clip = _tokens(self.latent, draft, same_size=True), draft.shape.tokens
+        clip = draft.shape.tokens
+        between = (draft.mask[:clip] > 0) & (draft.mask[:clip] < 1) & ~draft.pinned
+        if not bool(between.any()):
+            return draft
+        tokens = _tokens(self.latent, draft, same_size=True)
         if tokens.shape[1] != clip:
             raise InputError(f"the {self.stream} was {self.latent.shape[2]} latent frames long when noise was left in it and is {draft.shape.frames} now; cut or extend the clip before or after it is sampled.")
-        between = (draft.mask[:clip] > 0) & (draft.mask[:clip] < 1) & ~draft.pinned
         clean = draft.clean.clone()
         clean[:, :clip] = torch.where(between[:, None], tokens, clean[:, :clip])
         return replace(draft, clean=clean)

@@ -7,6 +7,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..ltx25.conditions import Held
 from ..ltx25.engine import Engine, SampleJob
 from ..ltx25.errors import InputError
 from ..ltx25.guidance import Bins, Guidance, TextRule, check_negative, parse_stg_blocks
@@ -38,8 +39,11 @@ class EngineGuider:
     def job(
         self, parts: Latents, frame_rate: float, seed: int, sigmas: tuple[float, ...], schedule: str | None, sampler: Any, eta: float, watch: Watch, add_noise: bool = True
     ) -> SampleJob:
-        """What the engine samples. frame_rate 0: the latent's own, else the conditioning's, else 24."""
+        """What the engine samples. frame_rate 0: the latent's own, else the conditioning's, else 24. What the clip was held to before
+        (Held) is of a sampling that goes on, not of one that adds its noise to the clip as it is.
+        """
         engine = self.handle.engine
+        conditions = tuple(item for item in parts.conditions if not (add_noise and isinstance(item, Held)))
         return SampleJob(
             video=parts.video,
             audio=parts.audio,
@@ -55,7 +59,7 @@ class EngineGuider:
             schedule=schedule,
             sampler=sampler,
             eta=eta,
-            conditions=parts.conditions,
+            conditions=conditions,
             add_noise=add_noise,
         )
 

@@ -396,6 +396,43 @@ def test_a_soft_mask_holds_the_clip_to_the_same_in_both_parts_of_a_sampling(host
     assert "conditions" not in two(run)
 
 
+def test_what_a_mask_holds_to_is_no_matter_of_a_sampling_that_begins_anew(host, api, given, find, inspect):
+    """The host's sampler ends what ours began and leaves all keys on the LATENT: then it is a clip like any other, and becomes longer."""
+    prompt = api("text_to_video_distilled_tiny")
+    sampler, load = find(prompt, "LTX25Sampler"), find(prompt, "LoadLTX25Checkpoint")
+    for key, kind, inputs in (
+        ("clip", "ProbeLatent", {"video": "[1, 128, 3, 2, 3]", "audio": "[1, 8, 18, 16]", "mask": "[0, 2]", "keys": '{"frame_rate": 24.0}'}),
+        ("above", "ManualSigmas", {"sigmas": "1.0, 0.6"}),
+        ("below", "ManualSigmas", {"sigmas": "0.6, 0.0"}),
+        ("none", "DisableNoise", {}),
+        ("euler", "KSamplerSelect", {"sampler_name": "euler"}),
+        ("first", "LTX25Sampler", {**prompt[sampler]["inputs"], "latent": ["clip", 0], "sigmas": ["above", 0], "sampler": "euler"}),
+        ("second", "SamplerCustomAdvanced", {"noise": ["none", 0], "guider": prompt[sampler]["inputs"]["guider"], "sampler": ["euler", 0], "sigmas": ["below", 0], "latent_image": ["first", 0]}),
+        ("longer", "LTX25Extend", {"engine": [load, 0], "latent": ["second", 0], "frames": 8, "loop": False}),
+    ):
+        prompt[key] = {"class_type": kind, "inputs": inputs}
+    prompt[sampler]["inputs"]["latent"] = ["longer", 0]
+    made = inspect(prompt, sampler)
+    assert made(host.run(prompt))["samples"]["nested"][0]["shape"] == [1, 128, 4, 2, 3]
+
+
+def test_a_clip_of_a_batch_goes_on_alone(host, api, find, inspect):
+    """A mask of 0 and 1 alone holds to nothing that would have to be of the same batch."""
+    prompt = api("text_to_video_distilled_tiny")
+    sampler = find(prompt, "LTX25Sampler")
+    for key, kind, inputs in (
+        ("clips", "ProbeLatent", {"video": "[2, 128, 3, 2, 3]", "mask": "[0, 1]", "keys": '{"frame_rate": 24.0}'}),
+        ("above", "ManualSigmas", {"sigmas": "1.0, 0.6"}),
+        ("below", "ManualSigmas", {"sigmas": "0.6, 0.0"}),
+        ("first", "LTX25Sampler", {**prompt[sampler]["inputs"], "latent": ["clips", 0], "sigmas": ["above", 0], "sampler": "euler"}),
+        ("one", "LatentFromBatch", {"samples": ["first", 0], "batch_index": 1, "length": 1}),
+        ("second", "LTX25Sampler", {**prompt[sampler]["inputs"], "latent": ["one", 0], "sigmas": ["below", 0], "sampler": "euler", "add_noise": False}),
+    ):
+        prompt[key] = {"class_type": kind, "inputs": inputs}
+    made = inspect(prompt, "second")
+    assert made(host.run(prompt, targets=["inspect-second-0"]))["samples"]["shape"] == [1, 128, 3, 2, 3]
+
+
 CHAINS = {
     "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
     "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),

@@ -271,7 +271,8 @@ def test_a_mask_between_0_and_1_is_continued_with_what_it_holds_to_and_not_witho
 def test_what_a_stream_is_held_to_fits_it_or_goes_with_it(engine, job):
     longer = Held("video", torch.zeros(1, 128, 4, 2, 3))
     with pytest.raises(InputError, match="was 4 latent frames long when noise was left in it and is 3 now"):
-        engine.facts(replace(job, conditions=(longer,)))
+        engine.facts(replace(job, conditions=(longer,), video_mask=torch.full((1, 1, 1, 1, 1), 0.5)))
+    engine.facts(replace(job, conditions=(longer,)))  # nothing is held
     engine.facts(replace(job, audio=None, conditions=(Held("audio", job.audio),)))
 
 
