@@ -96,7 +96,7 @@ def prepare(job: SampleJob, opened: Opened, batched: bool, loras: Sequence[Lora]
     if not config.keyframe_embedding and any(draft.slots is not None for draft in drafts.values()):  # as officially: it could not tell slots from the clip
         raise InputError(f"{opened.headers['transformer'].name} has no {KEYFRAMES}, without which no keyframes are made; use the published file, or leave LTX-2.5 Keyframe Slots out.")
     prompts = (*job.positive.notices, *(f"negative {notice}" for notice in (job.negative.notices if job.negative else ())))
-    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_unreached(plan), *_nothing_to_refine(drafts, plan, job.add_noise), *_noise_left(plan)))
+    return Prepared(drafts, plan, (*prompts, *notices, *_recipe_notices(opened.headers["transformer"].name, job, plan, loras), *_unreached(plan), *_nothing_to_refine(drafts, plan), *_noise_left(plan)))
 
 
 def facts_of(ready: Prepared, seed: int, opened: Opened, device: torch.device, streams: bool, loras: Sequence[Lora]) -> dict[str, object]:
@@ -167,9 +167,10 @@ def _unreached(plan: Denoise) -> list[str]:
     return [f"the guidance of the {' and the '.join(names)} has no effect, because no step begins at a noise level for which it is set; see guidance_start, guidance_end and bins, or use more steps."]
 
 
-def _nothing_to_refine(drafts: Mapping[str, Draft], plan: Denoise, add_noise: bool) -> list[str]:
-    """Levels that begin below 1 take over the rest from the latent: of zeros nothing but a pale clip comes out."""
-    if not add_noise or plan.sigmas[0] >= REFINES:
+def _nothing_to_refine(drafts: Mapping[str, Draft], plan: Denoise) -> list[str]:
+    """Levels that begin below 1 take over the rest from the latent: of zeros nothing but a pale clip comes out. (Without fresh
+    noise not even that: _check_parts refuses it.)"""
+    if plan.sigmas[0] >= REFINES:
         return []
     begin, notices = f"the noise levels begin at {plan.sigmas[0]:.3g}, as for a clip that is refined, and", []
     empty = [name for name, draft in drafts.items() if draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any())]

@@ -115,7 +115,7 @@ def test_a_schedule_that_refines_is_no_use_to_an_empty_latent(engine, job):
     (pale,) = told(replace(empty, video=job.video, conditions=(KeyframeSlots((5,), None),)))
     assert pale.endswith("its keyframe slots start from nothing: connect the keyframes of the first stage to LTX-2.5 Keyframe Slots.")
     seeded = replace(empty, video=job.video, conditions=(KeyframeSlots((5,), torch.ones(1, 128, 1, 2, 3)),))
-    for fine in (seeded, replace(empty, video=job.video), replace(empty, sigmas=SIGMAS, schedule=None), replace(empty, add_noise=False), kept):
+    for fine in (seeded, replace(empty, video=job.video), replace(empty, sigmas=SIGMAS, schedule=None), replace(job, sigmas=DISTILLED_STAGE2, add_noise=False), kept):
         assert not told(fine)
 
 
