@@ -159,9 +159,14 @@ def _contexts_of(conditioning: Conditioning, drafts: Mapping[str, Draft]) -> Con
 
 
 def _unreached(plan: Denoise) -> list[str]:
-    """Of guidance whose window lies between two noise levels: it costs nothing and does nothing."""
-    guidance = {name: bins for name, bins in plan.course.guidance.items() if name not in plan.frozen}
-    names = [name for name, bins in guidance.items() if any(one.guides for one in bins) and not any(at[name].guides for at in plan.guided)]
+    """Of guidance whose window lies between two noise levels: it costs nothing and does nothing. One of levels that another part
+    of the sampling has is not meant for this one."""
+    first, last = plan.sigmas[0], plan.sigmas[-1]
+    names = [
+        name
+        for name, bins in plan.course.guidance.items()
+        if name not in plan.frozen and any(bins.at(min(bound, first)).guides for bound, _ in bins.bins if bound > last) and not any(at[name].guides for at in plan.guided)
+    ]
     if not names:
         return []
     return [f"the guidance of the {' and the '.join(names)} has no effect, because no step begins at a noise level for which it is set; see guidance_start, guidance_end and bins, or use more steps."]

@@ -295,6 +295,21 @@ def test_guidance_between_two_noise_levels_is_a_notice(engine, job, start, end, 
     assert (made.forwards == 3) == told
 
 
+@pytest.mark.parametrize(
+    "start, end, levels, told",
+    [
+        (1.0, 0.5, (0.45, 0.2, 0.0), False),  # guidance is over when the second part begins,
+        (0.3, 0.0, (1.0, 0.6, 0.4), False),  # or not there yet in the first
+        (1.0, 0.95, DISTILLED_STAGE2, False),
+        (0.55, 0.5, (1.0, 0.6, 0.4), True),
+    ],
+)
+def test_guidance_for_another_part_of_the_sampling_is_no_notice(engine, job, start, end, levels, told):
+    bins = by_sigma(replace(OFF, modality=3.0), "video", "", start, end)
+    notices = prepare(replace(job, video_guidance=bins, sigmas=levels), engine.opened, False, ()).notices
+    assert any("has no effect, because no step" in notice for notice in notices) == told
+
+
 def test_b1_pictures_of_a_batch_belong_to_their_items(engine, job):
     """Item 1 of a batch of two, each with its picture, equals a run alone with seed + 1 (1e-5: other matrix shapes)."""
     pictures = torch.randn(2, 128, 1, 2, 3)
