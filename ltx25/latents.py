@@ -215,8 +215,8 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape, 
     Video: (B, 1, t, h, w), rows and columns 1 wide or of another size (pixels: resized like the host does), frames 1, latent
     ones or those of the clip (see _latent_frames), or (.., H, W) as image masks are. Audio: (B, 1, n, bins), any axis 1 wide or of
     another size. Of values that differ over a token's channels or bins the largest counts: a token is one unit to the model.
-    Raises InputError for values outside 0 to 1, for items of a batch that differ, and for a video's mask of another length:
-    stretched, it would keep other moments. compression: of a video.
+    Raises InputError for values outside 0 to 1, for items of a batch that differ, and for a video's mask that moves and is of another
+    length: stretched, it would keep other moments. compression: of a video.
     """
     video = isinstance(shape, VideoLatentShape)
     size = (shape.frames, shape.height, shape.width) if video else (shape.frames, shape.bins)
@@ -240,7 +240,7 @@ def mask_tokens(mask: torch.Tensor, shape: VideoLatentShape | AudioLatentShape, 
 
 
 def _latent_frames(mask: torch.Tensor, shape: VideoLatentShape, compression: Compression) -> torch.Tensor:
-    """A mask (B, C, frames, rows, columns) with the clip's latent frames, or one for all.
+    """A mask (B, C, frames, rows, columns) with the clip's latent frames, or one for all, as where it is the same at every frame.
 
     One with the pixel frames of the clip, or with those that encoding it left out behind them, gives each latent frame the
     largest value of the frames it holds: what a mask touches is made anew, as with TemporalRegions. (The host stretches them evenly,
@@ -249,6 +249,8 @@ def _latent_frames(mask: torch.Tensor, shape: VideoLatentShape, compression: Com
     frames = mask.shape[2]
     if frames in (1, shape.frames):
         return mask
+    if bool((mask == mask[:, :, :1]).all()):  # a still mask, however often it was repeated
+        return mask[:, :, :1]
     if compression.latent_frames(frames) != shape.frames:
         raise InputError(f"the noise_mask has {frames} frames and the video {shape.pixels(compression).frames}, or {shape.frames} latent ones; cut the clip before it is given a mask, or set the mask anew.")
     spans = [compression.frame_span(index, causal=True) for index in range(shape.frames)]

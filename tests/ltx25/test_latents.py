@@ -186,6 +186,13 @@ def test_video_noise_mask(mask, want):
     assert mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION).tolist() == want
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 64, 128), (16, 64, 128), (1, 1, 5, 64, 128)])
+def test_a_still_mask_may_be_repeated_as_often_as_one_likes(shape):
+    """Say once for each clip of a batch: at no frame does it say anything else."""
+    mask = (torch.arange(128) < 64).float().expand(shape)
+    assert mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION).tolist() == [1, 1, 0, 0] * 6
+
+
 @pytest.mark.parametrize("made, want", [((0,), [1, 0, 0]), ((1,), [0, 1, 0]), ((8,), [0, 1, 0]), ((9, 16), [0, 0, 1]), ((0, 16), [1, 0, 1]), (range(1, 17), [0, 1, 1]), ((17, 18), [0, 0, 0])])
 @pytest.mark.parametrize("shape", [(19, 64, 128), (19, 1, 64, 128), (1, 1, 19, 1, 1)])
 def test_a_mask_of_every_frame_makes_the_latent_frames_it_touches(made, want, shape):
@@ -218,10 +225,10 @@ def test_audio_noise_mask(mask, want):
         (torch.arange(2.0).view(2, 1, 1, 1, 1), "differs between the items"),
         (torch.ones(3), "fits no video latent"),
         (torch.ones(1, 1, 1, 3, 2, 4), "fits no video latent"),
-        (torch.ones(1, 1, 4, 2, 4), "has 4 frames and the video 17, or 3 latent ones"),
-        (torch.ones(2, 1, 64, 128), "has 2 frames and the video 17"),
-        (torch.ones(16, 64, 128), "has 16 frames and the video 17"),
-        (torch.ones(1, 1, 2, 1, 1), "has 2 frames and the video 17"),
+        (torch.arange(4.0).view(1, 1, 4, 1, 1).expand(1, 1, 4, 2, 4) / 4, "has 4 frames and the video 17, or 3 latent ones"),
+        (torch.arange(2.0).view(2, 1, 1, 1).expand(2, 1, 64, 128), "has 2 frames and the video 17"),
+        ((torch.arange(16) < 8).float().view(16, 1, 1).expand(16, 64, 128), "has 16 frames and the video 17"),
+        (torch.arange(2.0).view(1, 1, 2, 1, 1), "has 2 frames and the video 17"),
     ],
 )
 def test_masks_that_cannot_be_used_are_refused(mask, says):
