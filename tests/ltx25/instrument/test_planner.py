@@ -174,9 +174,14 @@ def test_forwards_planned_are_the_forwards_of_the_job_whatever_is_asked_for():
             continue
         counts.add(plan.forwards)
         assert plan.forwards == work.forwards, (asked, frozen)
-        first = job_of(first_request(made, two.config), e, frozen)
+        small = refused(lambda made=made: first_request(made, two.config))
+        staged = refused(lambda made=made, frozen=frozen: Planner(models, CPU, [], False, SPEED, frozen=frozen, enlarging=two).plan(made))
+        if isinstance(small, str):  # noise levels that do not end in 0: no clip to enlarge
+            assert staged == small
+            continue
+        first = job_of(small, e, frozen)
         forwards = work.forwards + prepare(refinement(first, first.video, first.audio, first.conditions), e.opened, False, ()).job.forwards
-        assert Planner(models, CPU, [], False, SPEED, frozen=frozen, enlarging=two).plan(made).forwards == forwards, (asked, frozen)
+        assert staged.forwards == forwards, (asked, frozen)
     assert len(counts) > 20
 
 
