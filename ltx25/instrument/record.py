@@ -178,7 +178,7 @@ class RunRecord(Sink):
         self._write("span", id=row["id"], name=phase.name, device_span=phase.device_span, device_busy=phase.device_busy)
 
     def beat(self, phase: Phase) -> None:
-        self._write("beat", **self._where(phase) | {"at": f"{phase.position}{why_silent()}"}, elapsed=phase.elapsed, host_memory=phase.host_memory)
+        self._write("beat", **self._where(phase) | {"at": f"{phase.position}{why_silent()}".removeprefix(", ")}, elapsed=phase.elapsed, host_memory=phase.host_memory)
 
     def noted(self, event: str, text: str, facts: dict[str, Any]) -> None:
         if facts.get("begin") is not None:  # inside a phase: the innermost that is open

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from comfyui_ltx25.kernels import dispatch
 from comfyui_ltx25.ltx25.cli.finish import recorded
 from comfyui_ltx25.ltx25.instrument import Forwards, Group, Watch
 from comfyui_ltx25.ltx25.instrument import header as about
@@ -64,6 +65,19 @@ def test_every_event_is_one_line_of_json_and_on_disk_at_once(tmp_path):
     assert lines(record)[-1]["event"] == "end"
     assert lines(record)[-1]["status"] == "done"
     assert record.path.parent == tmp_path
+
+
+def test_a_beat_says_which_kernel_is_prepared_behind_where_the_phase_is(tmp_path, monkeypatch):
+    record = RunRecord(tmp_path, {"device": "toy"})
+    watch = Watch([record])
+    monkeypatch.setattr(dispatch, "_preparing", ["snake"])
+    with record:
+        for unit in ("layer", "byte"):
+            with watch.phase("decode.audio", total=209, unit=unit) as phase:
+                record.beat(phase)
+    first, second = (line["at"] for line in lines(record) if line["event"] == "beat")
+    assert first == "layer 1/209, preparing kernel snake, which takes a while the first time"
+    assert second == "preparing kernel snake, which takes a while the first time"
 
 
 def test_header_holds_machine_files_geometry_and_settings(tmp_path):
