@@ -180,7 +180,7 @@ def _nothing_to_refine(drafts: Mapping[str, Draft], plan: Denoise) -> list[str]:
     begin, notices = f"the noise levels begin at {plan.sigmas[0]:.3g}, as for a clip that is refined, and", []
     empty = [name for name, draft in drafts.items() if draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any())]
     if empty:
-        notices.append(f"{begin} the {' and the '.join(empty)} of the latent {'is' if len(empty) == 1 else 'are'} empty: begin at 1, with schedule ltx2 or distilled.")
+        notices.append(f"{begin} the {' and the '.join(empty)} of the latent {'is' if len(empty) == 1 else 'are'} empty: connect a latent that holds {'it' if len(empty) == 1 else 'them'}, or begin at 1, with schedule ltx2 or distilled.")
     slots = [draft.latent[:, one.first : one.first + one.count * one.tokens] for draft in drafts.values() if (one := draft.slots) is not None]
     if any(not bool(start.any()) for start in slots):
         notices.append(f"{begin} its keyframe slots start from nothing: connect the keyframes of the first stage to LTX-2.5 Keyframe Slots.")

@@ -109,8 +109,10 @@ def test_a_schedule_that_refines_is_no_use_to_an_empty_latent(engine, job):
     def told(asked):
         return [notice for notice in prepare(asked, engine.opened, False, ()).notices if "as for a clip that is refined" in notice]
 
-    assert told(empty) == ["the noise levels begin at 0.909, as for a clip that is refined, and the video of the latent is empty: begin at 1, with schedule ltx2 or distilled."]
-    assert "the video and the audio of the latent are empty" in told(replace(empty, audio=torch.zeros_like(job.audio)))[0]
+    assert told(empty) == ["the noise levels begin at 0.909, as for a clip that is refined, and the video of the latent is empty: connect a latent that holds it, or begin at 1, with schedule ltx2 or distilled."]
+    assert "the video and the audio of the latent are empty: connect a latent that holds them, or" in told(replace(empty, audio=torch.zeros_like(job.audio)))[0]
+    (silent,) = told(replace(empty, video=job.video, audio=torch.zeros_like(job.audio)))  # a video to be changed, whose levels are no mistake
+    assert "the audio of the latent is empty: connect a latent that holds it, or" in silent
     kept = replace(job, sigmas=DISTILLED_STAGE2, audio=torch.zeros_like(job.audio), conditions=(Frozen("audio"),))
     (pale,) = told(replace(empty, video=job.video, conditions=(KeyframeSlots((5,), None),)))
     assert pale.endswith("its keyframe slots start from nothing: connect the keyframes of the first stage to LTX-2.5 Keyframe Slots.")
