@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
 from ..ltx25.conditions import Held
@@ -47,7 +48,7 @@ class EngineGuider:
         return SampleJob(
             video=parts.video,
             audio=parts.audio,
-            video_mask=parts.video_mask,
+            video_mask=_over_padding(parts, engine),
             audio_mask=parts.audio_mask,
             frame_rate=frame_rate or parts.frame_rate or self.positive.frame_rate or FRAME_RATE,
             seed=seed,
@@ -81,6 +82,15 @@ class EngineGuider:
             sampled = self.handle.engine.sample(job, run.watch)
             run.tell((*sampled.notices, *clock_notices(self.handle.engine, parts, job.frame_rate)))
         return join(sampled.video, sampled.audio)
+
+
+def _over_padding(parts: Latents, engine: Engine) -> torch.Tensor | None:
+    """The video's mask. One of every frame that was asked for, (N, 1, H, W), says nothing of the padding: that is made."""
+    mask = parts.video_mask
+    if mask is None or mask.ndim != 4 or len(mask) == 1 or len(mask) != parts.clip_frames:
+        return mask
+    padding = max(0, engine.video_shape(parts.video).frames - len(mask))  # a clip that was cut is refused as with any mask
+    return torch.cat([mask, mask.new_ones(padding, *mask.shape[1:])])
 
 
 def apart_by(engine: Engine, parts: Latents, rate: float) -> str:

@@ -155,6 +155,24 @@ def test_keyframes_are_not_asked_about_for_a_branch_that_a_switch_leaves_out(hos
     assert rounds not in run.executed
 
 
+def test_a_mask_of_every_frame_that_was_asked_for_leaves_the_padding_to_be_made(host, dfr, find, inspect):
+    """41 frames in a canvas of 49: who masks each of them knows nothing of the other 8."""
+    prompt = dfr(frames=41)
+    small = find(prompt, "LTX25Sampler", "LTX-2.5 Sampler")
+    prompt["clip"] = {"class_type": "ProbeLatent", "inputs": {"video": "[1,128,7,2,2]", "keys": '{"frame_rate": 24.0, "clip_frames": 41}'}}
+    prompt["black"] = {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 40, "color": 0}}
+    prompt["white"] = {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0xFFFFFF}}
+    prompt["frames"] = {"class_type": "ImageBatch", "inputs": {"image1": ["black", 0], "image2": ["white", 0]}}
+    prompt["mask"] = {"class_type": "ImageToMask", "inputs": {"image": ["frames", 0], "channel": "red"}}
+    prompt["masked"] = {"class_type": "SetLatentNoiseMask", "inputs": {"samples": ["clip", 0], "mask": ["mask", 0]}}
+    prompt[small]["inputs"]["latent"] = ["masked", 0]
+    for key, source, start, count in (("given", "clip", 0, 5), ("kept", small, 0, 5), ("old end", "clip", 6, 1), ("end", small, 6, 1)):
+        prompt[key] = {"class_type": "ProbeFrames", "inputs": {"latent": [source, 0], "start": start, "count": count}}
+    given, kept, old, end = (inspect(prompt, key) for key in ("given", "kept", "old end", "end"))
+    run = host.run(prompt, targets=[key for key in prompt if key.startswith("inspect")])
+    assert kept(run)["samples"]["digest"] == given(run)["samples"]["digest"] and end(run)["samples"]["digest"] != old(run)["samples"]["digest"]
+
+
 def test_a_mask_that_rounds_do_not_read_is_told(host, dfr, find):
     prompt = dfr(frames=25)
     rounds = find(prompt, "LTX25TemporalRounds")
