@@ -1,7 +1,7 @@
 """What a clip is told beside its prompt: images, frames, references, masks, kept streams. Items of a latent's `conditions`.
 
 Items act on a stream's Draft, each with the semantics of ltx_core.conditioning. In place: LatentIndex, KeepMask,
-TemporalRegions, Frozen, Held. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these are dropped
+TemporalRegions, Frozen, HeldTo. Behind the clip's tokens: KeyframeIndex, Reference, KeyframeSlots, ReferenceAudio; these are dropped
 after sampling because only the clip's own tokens are read back. strength in [0, 1]: 1 keeps the given content, 0 lets it
 be made anew; a token's denoise mask is 1 - strength. Latents are normalised grids, batch 1 or the clip's.
 
@@ -50,7 +50,7 @@ def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[
     Raises InputError as `check_together`, for an item that does not fit, and where nothing is left to make.
     """
     drafts = dict(drafts)
-    items = [item.at(drafts[item.stream]) if isinstance(item, Image) and item.stream in drafts else item for item in conditions if item.stream in drafts or not isinstance(item, Held)]
+    items = [item.at(drafts[item.stream]) if isinstance(item, Image) and item.stream in drafts else item for item in conditions if item.stream in drafts or not isinstance(item, HeldTo)]
     check_together(items, drafts)
     standing = [item for item in items if not isinstance(item, TemporalRegions)]
     for item in (*sorted(standing, key=lambda item: isinstance(item, AttentionStrength)), *_united(items)):
@@ -63,7 +63,7 @@ def apply(conditions: Sequence[Condition], drafts: Mapping[str, Draft]) -> dict[
 def check_together(conditions: Sequence[Condition], streams: Collection[str]) -> None:
     """Raise InputError for items of other streams than a latent has, or that cannot be together on it. Looks at no tensor."""
     for item in conditions:
-        if item.stream not in streams and not isinstance(item, Held):  # its stream was taken away: nothing is left to hold
+        if item.stream not in streams and not isinstance(item, HeldTo):  # its stream was taken away: nothing is left to hold
             raise InputError(f"a condition for the {item.stream} was given, but the latent has no {item.stream}; use an audio and video latent.")
     kept = {item.stream for item in conditions if isinstance(item, Frozen)}
     if kept and kept >= set(streams):
@@ -363,7 +363,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldTo:
     """What a stream was before a sampling left noise in it, a grid (B, C, t, h, w) or (B, c, n, bins).
 
     Where a noise mask lies between 0 and 1 the rest of that sampling goes on holding the clip to this, and not to its noisy

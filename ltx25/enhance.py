@@ -38,6 +38,7 @@ _THOUGHTS = (
     re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL),
     re.compile(r"<\|channel>\s*(?:thought|analysis)\b.*?(?:<(?:\|channel|channel\|)>|\Z)", re.DOTALL),
 )
+_BEFORE = re.compile(r"(?:[\W_]+|\d+[.)](?=\s))*")
 _MARKS = re.compile(r"</?(?:think|caption|start_of_turn|end_of_turn|eos|bos)>|<\|[a-z_]+>(?:final|model)?|<[a-z_]+\|>")
 
 
@@ -79,7 +80,8 @@ def accepted(prompt: str, answer: str) -> Enhanced:
 
 
 def clean(answer: str) -> str:
-    """What a model wrote without its thoughts and marks, quotes and dashes plain, from the first letter on.
+    """What a model wrote without its thoughts and marks, quotes and dashes plain, from the first word on: without the number or dash
+    of a list, but with that of "35mm film" (officially from the first letter on).
 
     Thoughts are cut where they are marked as such, from mark to mark, or to the end where MAX_TOKENS came before it; a lone
     closing mark takes nothing but itself away.
@@ -87,8 +89,8 @@ def clean(answer: str) -> str:
     for thought in _THOUGHTS:
         answer = thought.sub("", answer)
     text = _MARKS.sub("", answer).translate(_PLAIN)
-    first = next((index for index, letter in enumerate(text) if letter.isalpha()), None)
-    return "" if first is None else text[first:].strip()
+    text = text[_BEFORE.match(text).end() :].strip()
+    return text if any(letter.isalpha() for letter in text) else ""
 
 
 def messages(prompt: str, image: torch.Tensor | None) -> list[dict[str, Any]]:

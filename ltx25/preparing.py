@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .conditions import Held
+from .conditions import HeldTo
 from .config.dit import KEYFRAMES
 from .connector import Conditioning, context_length
 from .denoise import ModelShape, drafts_of, job_of
@@ -137,7 +137,7 @@ def _check_latents(job: SampleJob) -> None:
 
 def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, job: SampleJob) -> None:
     """Raise InputError for what would be lost between the parts of a sampling: the state of keyframes, and what a mask between
-    0 and 1 holds the clip to, where nothing brings it along (Held); and for a part that has none before it."""
+    0 and 1 holds the clip to, where nothing brings it along (HeldTo); and for a part that has none before it."""
     if (plan.sigmas[-1] > 0 or not job.add_noise) and any(draft.slots is not None for draft in drafts.values()):
         raise InputError("keyframes are made in one sampling: let the noise levels end with 0 and add_noise on, or leave LTX-2.5 Keyframe Slots out.")
     if not job.add_noise and plan.sigmas[0] == 1.0:
@@ -146,7 +146,7 @@ def _check_parts(drafts: Mapping[str, Draft], plan: Denoise, job: SampleJob) -> 
         if not job.add_noise and draft.makes and not bool(draft.latent[:, : draft.shape.tokens].any()):
             raise InputError(f"add_noise is off and the {name} of the latent is empty, so there is no noise in it to go on from; connect what a sampler left whose noise levels ended above 0, or turn add_noise on.")
         held = draft.mask[: draft.shape.tokens]
-        brought = any(isinstance(item, Held) and item.stream == name for item in job.conditions)
+        brought = any(isinstance(item, HeldTo) and item.stream == name for item in job.conditions)
         if not job.add_noise and not draft.frozen and not brought and bool(((held > 0) & (held < 1) & ~draft.pinned).any()):
             raise InputError(
                 f"the noise mask of the {name} has values between 0 and 1, and the clip that they hold to is no longer there once noise is left in it; "

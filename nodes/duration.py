@@ -4,6 +4,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..ltx25.duration import LEAST, MOST, frames_of
+from ..ltx25.instrument.units import counted
 from ..ltx25.shapes import MAX_FRAMES
 from .bridge import conditioning_in, contexts, model_path
 from .load import EngineType
@@ -46,7 +47,7 @@ class LTX25PredictDuration(io.ComfyNode):
             frames = frames_of(seconds, frame_rate, min_seconds, max_seconds, engine.engine.compression)
             limit = f", which is above max_seconds {max_seconds:g}" if seconds > max_seconds else f", which is below min_seconds {min_seconds:g}" if seconds < min_seconds else ""
             limit += f", and {MAX_FRAMES} frames are the most of a clip" if frames == MAX_FRAMES else ""
-            run.tell([f"The prompt wants {seconds:.2f} s{limit}: {frames} frames, {frames / frame_rate:.2f} s at {frame_rate:g} frames/s."])
+            run.tell([f"The prompt wants {seconds:.2f} s{limit}: {counted(frames, 'frame')}, {frames / frame_rate:.2f} s at {frame_rate:g} frames/s."])
         return io.NodeOutput(frames, seconds)
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..ltx25.conditions import Held
+from ..ltx25.conditions import HeldTo
 from ..ltx25.engine import Engine, SampleJob
 from ..ltx25.errors import InputError
 from ..ltx25.guidance import Bins, Guidance, TextRule, check_negative, parse_stg_blocks
@@ -41,10 +41,10 @@ class EngineGuider:
         self, parts: Latents, frame_rate: float, seed: int, sigmas: tuple[float, ...], schedule: str | None, sampler: Any, eta: float, watch: Watch, add_noise: bool = True
     ) -> SampleJob:
         """What the engine samples. frame_rate 0: the latent's own, else the conditioning's, else 24. What the clip was held to before
-        (Held) is of a sampling that goes on, not of one that adds its noise to the clip as it is.
+        (HeldTo) is of a sampling that goes on, not of one that adds its noise to the clip as it is.
         """
         engine = self.handle.engine
-        conditions = tuple(item for item in parts.conditions if not (add_noise and isinstance(item, Held)))
+        conditions = tuple(item for item in parts.conditions if not (add_noise and isinstance(item, HeldTo)))
         return SampleJob(
             video=parts.video,
             audio=parts.audio,

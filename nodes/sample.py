@@ -8,7 +8,7 @@ from typing import Any
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from ..ltx25.conditions import Held, KeyframeSlots
+from ..ltx25.conditions import HeldTo, KeyframeSlots
 from ..ltx25.engine import Engine, Sampled, SampleJob
 from ..ltx25.errors import InputError
 from ..ltx25.instrument.units import path_text
@@ -142,7 +142,7 @@ class LTX25Sampler(io.ComfyNode):
         whole = job.sigmas[-1] == 0  # with noise left, the rest of the steps needs the mask and the conditions
         out = {key: value for key, value in (finished(latent) if whole else latent).items() if key not in CONSUMED or (key == "conditions" and not whole)}
         if not whole and add_noise and parts.masked:
-            out["conditions"] = (*job.conditions, *(Held(name, grid) for name, grid in (("video", parts.video), ("audio", parts.audio)) if grid is not None))
+            out["conditions"] = (*job.conditions, *(HeldTo(name, grid) for name, grid in (("video", parts.video), ("audio", parts.audio)) if grid is not None))
         out.update(samples=join(sampled.video, sampled.audio), frame_rate=job.frame_rate, seed=seed)
         return io.NodeOutput(out, report(sampled, run), _keyframes(sampled, parts, out))
 

@@ -27,6 +27,10 @@ from comfyui_ltx25.ltx25.instrument import Watch
         ("<|channel>final\nA wide shot.", "A wide shot."),
         ("1. \u201cA\u201d cat\u2019s paw \u2013 slow.", 'A" cat\'s paw - slow.'),
         ("You think <it> over.", "You think <it> over."),
+        ("35mm film, a street in rain.", "35mm film, a street in rain."),
+        ("**1950s** diner at night.", "1950s** diner at night."),
+        ("- 2) 3 cats asleep.", "3 cats asleep."),
+        ("24 48 12.5", ""),
         ("", ""),
         ("<think>only thoughts</think>", ""),
         ("<think>The user wants a cat. I could", ""),  # the tokens ended before the thoughts did

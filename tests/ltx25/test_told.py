@@ -7,7 +7,7 @@ import torch
 from comfyui_ltx25.ltx25.conditions import (
     AttentionStrength,
     Frozen,
-    Held,
+    HeldTo,
     Image,
     KeyframeIndex,
     KeyframeSlots,
@@ -262,7 +262,7 @@ def test_a_mask_between_0_and_1_is_continued_with_what_it_holds_to_and_not_witho
     """What was left is noisy: taken for the clip it is held to, half of that noise would stay in the result."""
     grid = getattr(job, stream)
     soft = replace(job, sampler="euler", **{f"{stream}_mask": torch.linspace(0, 1, grid.shape[2]).view(1, 1, -1, *[1] * (grid.ndim - 3))})
-    told = replace(soft, conditions=(Held(stream, grid), Image(torch.randn(1, 128, 1, 2, 3), 0, 0.5)))
+    told = replace(soft, conditions=(HeldTo(stream, grid), Image(torch.randn(1, 128, 1, 2, 3), 0, 0.5)))
     wanted, (got, first) = engine.sample(replace(told, conditions=told.conditions[1:]), Watch()), two_parts(engine, told)
     for one, other in ((got.video, wanted.video), (got.audio, wanted.audio)):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -271,11 +271,11 @@ def test_a_mask_between_0_and_1_is_continued_with_what_it_holds_to_and_not_witho
 
 
 def test_what_a_stream_is_held_to_fits_it_or_goes_with_it(engine, job):
-    longer = Held("video", torch.zeros(1, 128, 4, 2, 3))
+    longer = HeldTo("video", torch.zeros(1, 128, 4, 2, 3))
     with pytest.raises(InputError, match="was 4 latent frames long when noise was left in it and is 3 now"):
         engine.facts(replace(job, conditions=(longer,), video_mask=torch.full((1, 1, 1, 1, 1), 0.5)))
     engine.facts(replace(job, conditions=(longer,)))  # nothing is held
-    engine.facts(replace(job, audio=None, conditions=(Held("audio", job.audio),)))
+    engine.facts(replace(job, audio=None, conditions=(HeldTo("audio", job.audio),)))
 
 
 def test_a_second_part_without_a_first_is_refused(engine, job):
