@@ -1,7 +1,7 @@
 """Prompts that were encoded before: contexts in memory, and where asked for on disk, so that a text seen before loads nothing.
 
-An entry belongs to a text and to what encodes it: the encoder and the connectors (their files' headers, sizes and dates)
-and the dtype they run in. On disk an entry is a safetensors file named by the hash of all that; no words are kept. The
+An entry belongs to a text and to what encodes it: the encoder and the connectors (their files' places, headers, sizes and
+dates) and the dtype they run in. On disk an entry is a safetensors file named by the hash of all that; no words are kept. The
 folder is bounded: the entries used longest ago go first. An entry that is not whole, or holds what no encoder gives, is a
 miss, and goes.
 """
@@ -155,8 +155,12 @@ class PromptCache:
 
 
 def identity_of(headers: Sequence[Header], dtype: torch.dtype, more: str = "") -> str:
-    """What contexts depend on beside the text. more: whatever else changes them."""
-    facts = [[header.digest, header.size, header.mtime_ns] for header in headers]
+    """What contexts depend on beside the text. more: whatever else changes them.
+
+    The published dev and distilled files have equal headers and sizes, and unpacked or copied together equal dates as well:
+    only their places tell them apart.
+    """
+    facts = [[os.fspath(header.path.resolve()), header.digest, header.size, header.mtime_ns] for header in headers]
     return hashlib.sha256(json.dumps([facts, str(dtype), more]).encode()).hexdigest()
 
 

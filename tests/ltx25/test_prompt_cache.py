@@ -1,6 +1,7 @@
 """Prompts kept in memory and on disk: right, bounded, and never in the way."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from comfyui_ltx25.ltx25.parts import CONNECTORS, TEXT
 from comfyui_ltx25.ltx25.prompt_cache import IN_MEMORY, PromptCache, PromptMemory, disk_limit, identity_of
 from comfyui_ltx25.tests.support.engine import CPU, engine, files
 from comfyui_ltx25.tests.support.quantised import read_all
+from comfyui_ltx25.tests.support.tiny import tiny_files
 
 
 def conditioning(seed=0, length=128, notices=("cut.",)):
@@ -59,6 +61,21 @@ def test_identity_covers_files_and_dtype(tmp_path):
     made = [identity_of(*arguments) for arguments in (([a, b], torch.float32), ([a, b], torch.bfloat16), ([b], torch.float32), ([read_header(copy), b], torch.float32), ([a, b], torch.float32, "lora"))]
     assert len(set(made)) == len(made)
     assert made[0] == identity_of([a, b], torch.float32)
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_c4_files_that_differ_in_their_weights_alone_do_not_share_prompts(cache, tmp_path, monkeypatch):
+    """Dev and distilled: equal headers and sizes, and out of one archive equal dates. Their connectors differ."""
+    monkeypatch.setenv("LTX25_CACHE", str(tmp_path / "cache"))
+    shared, made = PromptMemory(), []
+    for path in (tiny_files().transformer, tiny_files().distilled):
+        copy = tmp_path / path.name
+        copy.write_bytes(path.read_bytes())
+        os.utime(copy, (1e9, 1e9))
+        made.append(Engine.open(replace(files(), transformer=copy), Options("auto", "auto", "auto", cache), CPU, shared).encode("a lamp", Watch()))
+    assert not torch.equal(made[0].video, made[1].video)
+    own = Engine.open(replace(files(), transformer=copy), Options("auto", "auto", "auto", "off"), CPU).encode("a lamp", Watch())
+    assert torch.equal(made[1].video, own.video) and torch.equal(made[1].audio, own.audio)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
