@@ -222,10 +222,11 @@ def check_guidance(video: Bins | None, audio: Bins | None, negative: bool, froze
     streams = {name: bins for name, bins in (("video", video), ("audio", audio)) if bins is not None}
     every = [(name, guidance) for name, bins in streams.items() if name not in frozen for guidance in bins]
     for name, guidance in every:
-        for field in ("cfg", "stg", "modality", "rescale"):
+        for field in ("cfg", "stg", "modality", "rescale", "apg_eta", "apg_norm"):
             value = getattr(guidance, field)
             if not math.isfinite(value):
-                raise InputError(f"{name}_{field} is {value}, wanted a finite number; {getattr(OFF, field):g} turns it off.")
+                said = field if field.startswith("apg") else f"{name}_{field}"
+                raise InputError(f"{said} is {value}, wanted a finite number; {getattr(OFF, field):g} turns it off.")
         if guidance.skip_step < 0:
             raise InputError(f"skip_step is {guidance.skip_step}, wanted 0 (compute every step) or more.")
         if guidance.needs_uncond and not negative:

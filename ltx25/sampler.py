@@ -76,8 +76,11 @@ def sampler_of(name: str, schedule: str | None, eta: float = 1.0) -> Sampler:
     """The sampler of a name. `schedule` None: the user gave sigmas. eta: noise per step, 1 = the official amount.
 
     auto is the official choice: ancestral for the distilled schedule (LTX-2.5's stage 1), plain Euler otherwise. For
-    res_2s eta 1 means the 0.5 that the official HQ pipeline runs with. Raises InputError for an unknown name.
+    res_2s eta 1 means the 0.5 that the official HQ pipeline runs with. Raises InputError for an unknown name, and for an eta
+    that is no share: a host compares a NaN with the limits of its widget and finds nothing wrong.
     """
+    if not 0.0 <= eta <= 1.0:
+        raise InputError(f"eta is {eta:g}, wanted a share of fresh noise from 0 to 1; 1 is the official amount.")
     if name == "auto":
         name = "euler_ancestral" if schedule == "distilled" else "euler"
     if name == "euler":

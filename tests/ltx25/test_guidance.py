@@ -235,7 +235,7 @@ def test_modality_guidance_of_a_single_stream_is_a_notice():
     assert "audio_modality has no effect" in notice
 
 
-@pytest.mark.parametrize("bad", [replace(OFF, cfg=math.nan), replace(OFF, stg=math.inf), replace(OFF, skip_step=-1)])
+@pytest.mark.parametrize("bad", [replace(OFF, cfg=math.nan), replace(OFF, stg=math.inf), replace(OFF, skip_step=-1), replace(OFF, apg_eta=math.nan), replace(OFF, apg_norm=math.nan)])
 def test_numbers_that_cannot_be_used_are_refused(bad):
     with pytest.raises(InputError):
         check_guidance(*constant(OFF, bad), negative=True)

@@ -530,6 +530,13 @@ def test_unknown_sampler_is_refused():
         sampler_of("dpmpp", "ltx2")
 
 
+@pytest.mark.parametrize("eta", [float("nan"), -0.1, 1.5])
+def test_an_eta_that_is_no_share_is_refused_before_a_step_is_run(eta):
+    """A host lets NaN through the limits of its widget: all steps ran, and lower guidance was the advice."""
+    with pytest.raises(InputError, match=f"eta is {eta:g}, wanted a share of fresh noise from 0 to 1"):
+        sampler_of("euler_ancestral", "ltx2", eta)
+
+
 def test_settings_a_sampler_cannot_run_with_are_refused():
     drafts = clip()
     skipping = {name: Bins.constant(replace(bins.at(1.0), skip_step=1)) for name, bins in GUIDED.items()}
