@@ -23,12 +23,14 @@ FORMAT = "ltx25 latent 1"
 class Kept:
     """video (B, C, t, h, w) and audio (B, c, n, bins), float32 CPU; frame_rate in frames/s; item i was made with seed + i.
 
-    files: the model it was made with, by path. transfer: how its frames are to be decoded (hdr.TRANSFERS). record: the path
-    of its run's, "" where none could be written.
+    own: the sound that goes out with every clip in place of a decoded one, (1, 2, N) at 48 kHz; None: there is none. files: the
+    model it was made with, by path. transfer: how its frames are to be decoded (hdr.TRANSFERS). record: the path of its run's, ""
+    where none could be written.
     """
 
     video: torch.Tensor
     audio: torch.Tensor
+    own: torch.Tensor | None
     frame_rate: float
     seed: int
     files: Files
@@ -48,7 +50,8 @@ class Kept:
             "record": self.record,
             "files": json.dumps({slot: str(Path(path).absolute()) for slot, path in vars(self.files).items()}),
         }
-        tensors = {"video": self.video.contiguous(), "audio": self.audio.contiguous()}
+        streams = {"video": self.video, "audio": self.audio, "own": self.own}
+        tensors = {name: stream.contiguous() for name, stream in streams.items() if stream is not None}
         path = output.with_name(f"{output.stem}{SUFFIX}")
         try:
             write_file(path, tensors, metadata)
@@ -62,12 +65,14 @@ class Kept:
         """Raises FileError for a file that is missing, damaged or something else."""
         header = read_header(path)
         metadata = header.metadata
-        if metadata.get("format") != FORMAT or {name: len(info.shape) for name, info in header.tensors.items()} != {"video": 5, "audio": 4}:
+        axes = {name: len(info.shape) for name, info in header.tensors.items()}
+        if metadata.get("format") != FORMAT or axes not in ({"video": 5, "audio": 4}, {"video": 5, "audio": 4, "own": 3}):
             raise FileError(f"{path} is no latent that 'ltx25 render' kept; wanted a file that ends in {SUFFIX}.")
         tensors = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in header.tensors.items()}
         read_tensors(header, tensors, lambda read: None)
         try:
             files = Files(**{slot: Path(name) for slot, name in json.loads(metadata["files"]).items()})
-            return Kept(tensors["video"], tensors["audio"], check_frame_rate(float(metadata["frame_rate"])), int(metadata["seed"]), files, check_transfer(metadata["transfer"]), metadata.get("record", ""))
+            told = (check_frame_rate(float(metadata["frame_rate"])), int(metadata["seed"]), files, check_transfer(metadata["transfer"]), metadata.get("record", ""))
+            return Kept(tensors["video"], tensors["audio"], tensors.get("own"), *told)
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"{path} is damaged ({error}); its clip has to be sampled again.") from None

@@ -76,11 +76,11 @@ def keeping(kept: Kept, output: Path, told: str = DONE) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRecord, watch: Watch, own: torch.Tensor | None = None) -> list[str]:
-    """Decode every clip and write it; returns a line about each file. own: the sound of all, (1, 2, N), in place of decoded ones."""
+def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRecord, watch: Watch) -> list[str]:
+    """Decode every clip and write it; returns a line about each file."""
     clip = engine.video_shape(kept.video)
     frames = engine.decode_video(kept.video, kept.seed, tiling, watch, kept.transfer)
-    sound = engine.decode_audio(kept.audio, clip_samples(clip.frames, kept.frame_rate), watch) if own is None else own.expand(len(kept.video), -1, -1)
+    sound = engine.decode_audio(kept.audio, clip_samples(clip.frames, kept.frame_rate), watch) if kept.own is None else kept.own.expand(len(kept.video), -1, -1)
     write, lines = write_video if kept.transfer == SDR else write_exr, []
     for item, (pictures, wave) in enumerate(zip(frames.split(clip.frames), sound, strict=True)):
         path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")

@@ -163,8 +163,8 @@ def _render(
     seen = told.pictures_at(engine.video_shape(job.video), engine, watch)
     again = () if second is None else told.pictures_at(request.video, engine, watch)
     job = replace(job, audio=audio, conditions=(*seen, *heard), positive=positive, negative=negative)
+    made_by = (told.soundtrack(request), request.frame_rate, request.seed, chosen_files(how)[0], how.transfer, path_text(record.path))
     clip = engine.sample(job, watch, how.profile)
-    made_by = (request.frame_rate, request.seed, chosen_files(how)[0], how.transfer, path_text(record.path))
     if second is not None:
         with keeping(Kept(clip.video, clip.audio, *made_by), output, FIRST_STAGE):
             clip = second.refine(job, clip, (*again, *heard), watch)
@@ -173,7 +173,7 @@ def _render(
         tell(f"note: {notice}")
     kept = Kept(clip.video, clip.audio, *made_by)
     with keeping(kept, output):
-        return finish(engine, kept, how.tiling, output, record, watch, told.soundtrack(request))
+        return finish(engine, kept, how.tiling, output, record, watch)
 
 
 def _job(engine: Engine, first: Request, whole: Request, batch: int) -> SampleJob:

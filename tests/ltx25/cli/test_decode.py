@@ -85,10 +85,27 @@ def test_m1_a_latent_outlives_a_failure_behind_it_and_decodes_to_the_same_clip(h
     assert "seed 3" in capsys.readouterr().out and latent.exists()
 
 
+def test_sound_of_ones_own_is_kept_as_well_and_goes_out_as_it_was_given(here, monkeypatch, capsys):
+    """What the audio VAE makes of it is another wave: the kept clip had that one."""
+    with av.open(str(here / "own.wav"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=48000, layout="stereo")
+        tone = (np.sin(np.arange(2 * 24000) / 20) * 9000).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(tone, format="s16", layout="stereo")
+        frame.sample_rate = 48000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    arguments = [*SMALL, "--sigmas", "1,0", "--audio", str(here / "own.wav"), *MODELS]
+    wanted = sound_of(rendered(here, *arguments, name="whole.mp4"))
+    with monkeypatch.context() as patch:
+        patch.setattr("comfyui_ltx25.ltx25.cli.finish.write_video", disk_full)
+        assert main(["render", "--prompt", "A cat on a table.", "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *arguments]) == 2
+    assert main(["decode", str(here / "x.latent.safetensors"), "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet"]) == 0
+    assert np.array_equal(sound_of(here / "x.mp4"), wanted) and np.abs(wanted).max() > 0.2
+
+
 @pytest.fixture
 def kept():
     draw = torch.Generator().manual_seed(0)
-    return Kept(torch.randn(2, 128, 2, 2, 2, generator=draw), torch.randn(2, 8, 9, 16, generator=draw), 23.976, 7, files(), SDR, "runs/this.jsonl")
+    return Kept(torch.randn(2, 128, 2, 2, 2, generator=draw), torch.randn(2, 8, 9, 16, generator=draw), None, 23.976, 7, files(), SDR, "runs/this.jsonl")
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_where_the_latent_is(kept, tmp_path, capsys):
@@ -105,7 +122,7 @@ def test_it_is_on_disk_before_anything_can_kill_the_process(kept, tmp_path):
 
 def test_what_was_kept_comes_back_bit_for_bit(kept, tmp_path):
     again = Kept.read(kept.save(tmp_path / "clip.mp4"))
-    assert torch.equal(again.video, kept.video) and torch.equal(again.audio, kept.audio)
+    assert torch.equal(again.video, kept.video) and torch.equal(again.audio, kept.audio) and again.own is None
     assert (again.frame_rate, again.seed, again.files, again.transfer, again.record) == (kept.frame_rate, kept.seed, kept.files, SDR, "runs/this.jsonl")
 
 
