@@ -9,7 +9,7 @@ from ..engine import Engine, Options
 from ..instrument import RunRecord, files_facts, machine
 from ..kept import SUFFIX, Kept
 from .arguments import path_of
-from .finish import checked_output, finish, recorded
+from .finish import checked_output, clip_paths, finish, recorded
 from .render import SLOTS, chosen_device, chosen_files
 from .runs import DEFAULT_RUNS, runs_folder
 
@@ -37,6 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     kept = Kept.read(arguments.latent)
     output = checked_output(arguments.output, kept.transfer)
+    for path in clip_paths(output, len(kept.video)):
+        checked_output(path, kept.transfer)
     named = arguments.tiny or any(getattr(arguments, slot) is not None for slot in SLOTS)
     files = chosen_files(arguments)[0] if named else kept.files
     device = chosen_device(arguments.device)

@@ -47,6 +47,11 @@ def checked_output(path: Path, transfer: str) -> Path:
     return check_output(path) if transfer == SDR else check_folder(path)
 
 
+def clip_paths(output: Path, clips: int) -> list[Path]:
+    """Where each clip of a batch goes."""
+    return [output] if clips == 1 else [output.with_stem(f"{output.stem}-{number}") for number in range(1, clips + 1)]
+
+
 DONE = "the finished latent is kept, {command} goes on from there"
 FIRST_STAGE = "the clip of stage 1 is kept, {command} shows it"
 
@@ -82,8 +87,7 @@ def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRec
     frames = engine.decode_video(kept.video, kept.seed, tiling, watch, kept.transfer)
     sound = engine.decode_audio(kept.audio, clip_samples(clip.frames, kept.frame_rate), watch) if kept.own is None else kept.own.expand(len(kept.video), -1, -1)
     write, lines = write_video if kept.transfer == SDR else write_exr, []
-    for item, (pictures, wave) in enumerate(zip(frames.split(clip.frames), sound, strict=True)):
-        path = output if len(sound) == 1 else output.with_stem(f"{output.stem}-{item + 1}")
+    for item, (path, pictures, wave) in enumerate(zip(clip_paths(output, len(sound)), frames.split(clip.frames), sound, strict=True)):
         seed = kept.seed + item
         write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": path_text(record.path)}, watch)
         lines.append(f"{path}: {counted(clip.frames, 'frame')} of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")

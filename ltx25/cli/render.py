@@ -29,7 +29,7 @@ from ..schedule import SCHEDULES
 from ..shapes import clip_samples
 from ..tiny import DIT_BLOCKS, ready
 from .arguments import parsed, path_of
-from .finish import FIRST_STAGE, checked_output, finish, keeping, recorded, tell
+from .finish import FIRST_STAGE, checked_output, clip_paths, finish, keeping, recorded, tell
 from .runs import DEFAULT_RUNS, runs_folder
 from .second_stage import SecondStage
 from .told import MODES, Told, parse_lora
@@ -148,6 +148,8 @@ def run(arguments: argparse.Namespace) -> int:
     request = replace(request, compression=engine.compression)
     second = SecondStage.of(arguments.upscaler, arguments.stage2_lora, engine)
     job = _job(engine, request if second is None else second.first(request), request, arguments.batch_size)
+    for path in clip_paths(output, arguments.batch_size):
+        checked_output(path, arguments.transfer)
     prompts = {"prompt": request.prompt, **({} if request.negative is None else {"negative": request.negative})}
     record = RunRecord(folder, _facts(engine, request, job, second), prompts, os.environ.get("LTX25_RECORD_PROMPTS") == "1")
     return recorded(record, device, arguments.quiet, lambda watch: _render(engine, request, job, second, told, arguments, output, record, watch))

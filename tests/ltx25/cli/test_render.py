@@ -334,6 +334,17 @@ def test_output_that_cannot_be_written_is_told_before_the_work(here, capsys):
     assert code == 2 and ".mp4" in capsys.readouterr().err and not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(("name", "taken"), [("x.mp4", "x-2.mp4"), ("x", "x-2"), ("x" * 244 + ".mp4", None)], ids=["file", "folder", "long"])
+def test_the_output_of_every_clip_of_a_batch_is_checked_before_the_work(here, capsys, name, taken):
+    """Found out behind the last step, the frames of all clips are lost."""
+    if taken is not None:
+        (here / taken / "other").mkdir(parents=True)
+    transfer = [] if name.endswith(".mp4") else ["--transfer", "LogC3"]
+    code = main(["render", "--prompt", "a", "-o", str(here / name), "--device", "cpu", "--batch-size", "2", *transfer, *SMALL])
+    shown = capsys.readouterr().err
+    assert code == 2 and shown.count("\n") == 1 and (taken or "File name too long") in shown and not (here / "runs").exists()
+
+
 def test_the_files_of_the_engine_are_the_slots():
     assert tuple(Files.__dataclass_fields__) == SLOTS == render.SLOTS
 
