@@ -18,6 +18,7 @@ from ..instrument import DeviceMeter, RunRecord, TextSink, Watch
 from ..instrument.units import counted, path_text
 from ..kept import Kept
 from ..mux import check_output, write_video
+from ..request import MOST_SEED
 from ..shapes import clip_samples
 
 
@@ -88,7 +89,7 @@ def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRec
     sound = engine.decode_audio(kept.audio, clip_samples(clip.frames, kept.frame_rate), watch) if kept.own is None else kept.own.expand(len(kept.video), -1, -1)
     write, lines = write_video if kept.transfer == SDR else write_exr, []
     for item, (path, pictures, wave) in enumerate(zip(clip_paths(output, len(sound)), frames.split(clip.frames), sound, strict=True)):
-        seed = kept.seed + item
+        seed = (kept.seed + item) % (MOST_SEED + 1)  # as its noise is drawn: the seed that is told makes the clip again
         write(path, pictures, wave, kept.frame_rate, {"seed": str(seed), "record": path_text(record.path)}, watch)
         lines.append(f"{path}: {counted(clip.frames, 'frame')} of {clip.width} x {clip.height} px at {kept.frame_rate:g} frames/s, seed {seed}")
     return lines

@@ -170,6 +170,13 @@ def test_a_batch_decodes_to_a_file_for_each_clip(kept, here):
     assert sorted(clip.name for clip in here.glob("*.mp4")) == ["pair-1.mp4", "pair-2.mp4"]
 
 
+def test_a_batch_that_begins_at_the_last_seed_tells_seeds_that_a_render_takes(kept, here, capsys):
+    path = replace(kept, files=files(), seed=2**64 - 1).save(here / "pair.mp4")
+    assert main(["decode", str(path), "-o", str(here / "pair.mp4"), "--device", "cpu", "--quiet", "--tiny"]) == 0
+    with av.open(str(here / "pair-2.mp4")) as container:
+        assert container.metadata["seed"] == "0" and "frames/s, seed 0\n" in capsys.readouterr().out
+
+
 def test_files_that_are_no_kept_latents_are_refused_in_one_sentence(kept, here, capsys):
     damaged = kept.save(here / "damaged.mp4")
     damaged.write_bytes(damaged.read_bytes()[:-100])
