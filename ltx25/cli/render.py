@@ -260,7 +260,7 @@ def chosen_device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # not only made: the meta device has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).split("\n", 1)[0].rstrip(".")
         raise InputError(f"device '{name}' cannot be used ({reason}); use auto or cpu.") from None

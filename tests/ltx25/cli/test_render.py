@@ -297,6 +297,7 @@ def test_quiet_shows_the_result_alone(here, capsys):
         (("--frames", "8193", "--frame-rate", "1", "--batch-size", "1000"), "of host memory, and"),
         (("--sigmas", "0,1"), "sigma"),
         (("--device", "warp"), "device 'warp'"),
+        (("--device", "meta"), "device 'meta' cannot be used"),
         (("--precision", "fp8"), "precision fp8 needs a card"),
         (("--transformer", "x.safetensors"), "--text-encoder and --video-vae and --audio-vae are missing"),
         (("--tiny", *files()), "--tiny brings its own files"),
