@@ -138,6 +138,8 @@ def _picture(path: Path) -> torch.Tensor:
             values = np.asarray(turned)[..., None].repeat(3, -1) if wide else np.asarray(turned.convert("RGB"))
     except FileNotFoundError:
         raise InputError(f"image {path} does not exist; check its name.") from None
+    except Picture.DecompressionBombError:
+        raise InputError(f"image {path} has more than {2 * Picture.MAX_IMAGE_PIXELS / 1e6:.0f} megapixels, which is not read; make it smaller.") from None
     except (UnidentifiedImageError, OSError, SyntaxError):
         raise InputError(f"image {path} is no picture that can be read; use a PNG or JPEG file.") from None
     return torch.from_numpy(values.astype(np.float32) / (65535 if wide else 255))[None]

@@ -58,6 +58,13 @@ def test_a_picture_of_unknown_range_is_refused(here):
         Told.read([str(here / "depth.tiff")], None, None, None)
 
 
+def test_a_picture_too_large_to_be_read_is_refused(here, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4_000_000)
+    Image.new("L", (3000, 3000)).save(here / "poster.png")
+    with pytest.raises(InputError, match="poster.png has more than 8 megapixels.*make it smaller"):
+        Told.read([str(here / "poster.png")], None, None, None)
+
+
 @pytest.fixture
 def voice(here):
     """Half a second of 220 Hz, mono, at a rate that is neither the model's nor the output's."""
