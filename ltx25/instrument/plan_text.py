@@ -58,7 +58,7 @@ def frames_of(seconds: float, frame_rate: float, compression: Compression = PUBL
     """The legal number of frames nearest to `seconds`. Raises InputError for a length or a rate that no clip has."""
     check_frame_rate(frame_rate)
     if not 0 < seconds < 1e6:
-        raise InputError(f"--seconds {seconds:g} is no length of a clip; give s, for example 5.")
+        raise InputError(f"seconds {seconds:g} is no length of a clip; give s, for example 5.")
     return max(0, round((seconds * frame_rate - 1) / compression.frames)) * compression.frames + 1
 
 

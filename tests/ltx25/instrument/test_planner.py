@@ -781,7 +781,7 @@ def test_what_cannot_be_read_is_refused_with_an_example(parse, text):
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0, 24.0), (-1, 24.0), (float("nan"), 24.0), (float("inf"), 24.0), (1, float("nan")), (1, float("inf")), (1, 0.0)])
 def test_no_length_and_no_rate_is_refused(seconds, rate):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="^(seconds|frame_rate) "):  # by the name of the node's input, too
         frames_of(seconds, rate)
 
 
