@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import torch
 
 from ..checkpoint import read_header, write_file
 from ..errors import InputError, LTX25Error
+from ..instrument.unfinished import lock
 from . import metadata as tiny
 from .layout import (
     Shapes,
@@ -24,6 +28,7 @@ from .layout import (
 from .tokenizer import tokenizer_json, vocabulary
 from .weights import make
 
+LONGEST_WAIT = 60.0  # s for another process that writes the same set; not every file system has locks
 DISTILLED = 1  # added to the seed: the twin differs from the dev file in its weights alone
 
 
@@ -87,14 +92,41 @@ def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
 
 
 def ready(folder: str | Path, seed: int = 0) -> TinyFiles:
-    """The set below `folder`, written now unless it is there, whole, and of this version and seed."""
+    """The set below `folder`, written now unless it is there, whole, and of this version and seed.
+
+    Of processes that find none together one writes it and the others wait: a file that is written again below one that has
+    opened it counts as changed.
+    """
     files = TinyFiles.below(Path(folder))
+    if not _whole(files, seed):
+        with _alone(Path(folder)):
+            if not _whole(files, seed):
+                write_tiny(folder, seed)
+    return files
+
+
+def _whole(files: TinyFiles, seed: int) -> bool:
     try:
         unmarked = (files.text_encoder, files.temporal_upscaler)  # published without a licence key
         marks = [header.metadata.get("license") for path in vars(files).values() if (header := read_header(path)) and path not in unmarked]
     except LTX25Error:
-        marks = []
-    return files if marks and set(marks) == {tiny.license_text(seed)} else write_tiny(folder, seed)
+        return False
+    return set(marks) == {tiny.license_text(seed)}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process is in here for the same folder, where its file system has locks."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        held = folder.with_name(f".{folder.name}.lock").open("ab")
+    except OSError:  # the writing will tell it
+        held = None
+    with contextlib.nullcontext() if held is None else held:
+        until = time.monotonic() + LONGEST_WAIT
+        while held is not None and not lock(held.fileno()) and time.monotonic() < until:
+            time.sleep(0.05)
+        yield
 
 
 def _weights(shapes: Shapes, seed: int) -> dict[str, torch.Tensor]:

@@ -3,6 +3,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from comfyui_ltx25.ltx25.checkpoint import Kind, identify, read_header
 from comfyui_ltx25.ltx25.config.pairing import check_pairing
 from comfyui_ltx25.ltx25.errors import InputError
-from comfyui_ltx25.ltx25.tiny import TinyFiles, ready, write_tiny
+from comfyui_ltx25.ltx25.tiny import TinyFiles, ready, write, write_tiny
 from comfyui_ltx25.ltx25.tiny.metadata import LORA_RANK
 from comfyui_ltx25.tests.support.files import fixture
 from comfyui_ltx25.tests.support.tiny import tiny_files
@@ -188,6 +190,18 @@ def test_ready_writes_once_and_again_after_damage_or_another_seed(tmp_path):
     assert read_header(ready(tmp_path).audio_vae).tensors
     assert "seed 3" in read_header(ready(tmp_path, seed=3).transformer).metadata["license"]
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".part"]
+
+
+def test_of_several_that_find_no_set_one_writes_it_and_the_others_wait(tmp_path, monkeypatch):
+    """Renders started together on a fresh machine: a set written twice is 'changed on disk' for whoever has opened it."""
+    written = []
+    monkeypatch.setattr(write, "write_tiny", lambda folder, seed: (written.append(folder), time.sleep(0.3), write_tiny(folder, seed)))
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(lambda _: ready(tmp_path / "tiny"), range(3)))
+    assert len(written) == 1 and made[0] == made[1] == made[2] and read_header(made[0].transformer).tensors
+    monkeypatch.setattr(write, "lock", lambda fd: False)
+    monkeypatch.setattr(write, "LONGEST_WAIT", 0.1)
+    assert ready(tmp_path / "tiny", seed=3) and len(written) == 2, "a file system without locks is no reason to wait for ever"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
