@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,7 +74,7 @@ def keeping(kept: Kept, output: Path, told: str = DONE) -> Iterator[None]:
     except BaseException as error:
         if path is None:
             raise
-        where = told.format(command=f"'ltx25 decode {path} -o {output}'")
+        where = told.format(command=f"`ltx25 decode {_quoted(path)} -o {_quoted(output)}`")
         if isinstance(error, LTX25Error):
             raise type(error)(f"{str(error).rstrip('.')}; {where}.") from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
@@ -80,6 +83,11 @@ def keeping(kept: Kept, output: Path, told: str = DONE) -> Iterator[None]:
         raise
     if path is not None:
         path.unlink(missing_ok=True)
+
+
+def _quoted(path: Path) -> str:
+    """As a shell takes it for one name."""
+    return subprocess.list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
 
 
 def finish(engine: Engine, kept: Kept, tiling: str, output: Path, record: RunRecord, watch: Watch) -> list[str]:

@@ -1,6 +1,7 @@
 """A finished denoise is never lost: whatever fails after it, its latent can be decoded again."""
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -77,7 +78,7 @@ def test_m1_a_latent_outlives_a_failure_behind_it_and_decodes_to_the_same_clip(h
         assert main(arguments) == code
     latent = here / "x.latent.safetensors"
     shown = capsys.readouterr().err
-    assert words in shown and f"the finished latent is kept, 'ltx25 decode {latent} -o {here / 'x.mp4'}' goes on from there" in shown
+    assert words in shown and f"the finished latent is kept, `ltx25 decode {latent} -o {here / 'x.mp4'}` goes on from there" in shown
     assert code == 130 or shown.count("\n") == 1
     assert not (here / "x.mp4").exists()
     assert main(["decode", str(latent), "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet"]) == 0
@@ -112,6 +113,16 @@ def test_a_mistake_of_ours_shows_its_traceback_and_where_the_latent_is(kept, tmp
     with pytest.raises(ZeroDivisionError), finish.keeping(kept, tmp_path / "x.mp4"):
         broken()
     assert f"ltx25 decode {tmp_path / 'x.latent.safetensors'}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="another shell")
+def test_the_command_that_goes_on_can_be_pasted_whatever_the_names(kept, tmp_path):
+    folder = tmp_path / "it's a $HOME"
+    folder.mkdir()
+    with pytest.raises(InputError) as caught, finish.keeping(kept, folder / "x.mp4"):
+        disk_full()
+    command = str(caught.value).split("`")[1]
+    assert shlex.split(command) == ["ltx25", "decode", str(folder / "x.latent.safetensors"), "-o", str(folder / "x.mp4")]
 
 
 def test_it_is_on_disk_before_anything_can_kill_the_process(kept, tmp_path):

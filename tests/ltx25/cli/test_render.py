@@ -327,7 +327,7 @@ def test_memory_that_runs_out_ends_in_one_sentence_and_no_traceback(here, capsys
     assert main(["render", "--prompt", "a cat", "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *SMALL]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("ltx25 render: audio VAE ran out of memory") and shown.count("\n") == 1
-    assert f"'ltx25 decode {here / 'x.latent.safetensors'} -o {here / 'x.mp4'}' goes on from there" in shown
+    assert f"`ltx25 decode {here / 'x.latent.safetensors'} -o {here / 'x.mp4'}` goes on from there" in shown
 
 
 def test_output_that_cannot_be_written_is_told_before_the_work(here, capsys):

@@ -125,7 +125,7 @@ def test_a_second_stage_that_fails_leaves_the_clip_of_the_first(here, monkeypatc
     monkeypatch.setattr("comfyui_ltx25.ltx25.engine.upscale", short)
     assert main(["render", "--prompt", "a", "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet", *LARGE, *PLAIN, *TWO]) == 1
     latent = here / "x.latent.safetensors"
-    assert f"the clip of stage 1 is kept, 'ltx25 decode {latent} -o {here / 'x.mp4'}' shows it" in capsys.readouterr().err
+    assert f"the clip of stage 1 is kept, `ltx25 decode {latent} -o {here / 'x.mp4'}` shows it" in capsys.readouterr().err
     assert main(["decode", str(latent), "-o", str(here / "x.mp4"), "--device", "cpu", "--quiet"]) == 0
     assert frames_of(here / "x.mp4").shape == (9, 96, 64, 3)
 
