@@ -63,10 +63,10 @@ class TinyFiles:
         )
 
 
-def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
+def write_tiny(folder: str | Path, seed: int = 0, way_out: str = "choose another folder") -> TinyFiles:
     """Write the set below `folder`, in ComfyUI's sub-folders; equal seeds give equal files, byte for byte.
 
-    Raises InputError when the folder cannot be written.
+    Raises InputError when the folder cannot be written, with what its user can do about that.
     """
     files = TinyFiles.below(Path(folder))
     try:
@@ -87,12 +87,12 @@ def write_tiny(folder: str | Path, seed: int = 0) -> TinyFiles:
         write_file(files.distilled, distilled, tiny.transformer_metadata(seed))
         write_file(files.transformer, dev, tiny.transformer_metadata(seed))
     except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from None
+        raise InputError(f"{folder} cannot be written ({error.strerror}); {way_out}.") from None
     return files
 
 
 def ready(folder: str | Path, seed: int = 0) -> TinyFiles:
-    """The set below `folder`, written now unless it is there, whole, and of this version and seed.
+    """The set below `folder` in the cache, written now unless it is there, whole, and of this version and seed.
 
     Of processes that find none together one writes it and the others wait: a file that is written again below one that has
     opened it counts as changed.
@@ -101,7 +101,7 @@ def ready(folder: str | Path, seed: int = 0) -> TinyFiles:
     if not _whole(files, seed):
         with _alone(Path(folder)):
             if not _whole(files, seed):
-                write_tiny(folder, seed)
+                write_tiny(folder, seed, "set LTX25_CACHE to one that can be")
     return files
 
 

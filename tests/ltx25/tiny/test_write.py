@@ -195,7 +195,7 @@ def test_ready_writes_once_and_again_after_damage_or_another_seed(tmp_path):
 def test_of_several_that_find_no_set_one_writes_it_and_the_others_wait(tmp_path, monkeypatch):
     """Renders started together on a fresh machine: a set written twice is 'changed on disk' for whoever has opened it."""
     written = []
-    monkeypatch.setattr(write, "write_tiny", lambda folder, seed: (written.append(folder), time.sleep(0.3), write_tiny(folder, seed)))
+    monkeypatch.setattr(write, "write_tiny", lambda folder, *rest: (written.append(folder), time.sleep(0.3), write_tiny(folder, *rest)))
     with ThreadPoolExecutor(3) as threads:
         made = list(threads.map(lambda _: ready(tmp_path / "tiny"), range(3)))
     assert len(written) == 1 and made[0] == made[1] == made[2] and read_header(made[0].transformer).tensors
@@ -206,5 +206,7 @@ def test_of_several_that_find_no_set_one_writes_it_and_the_others_wait(tmp_path,
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot be written.*choose another folder"):
         write_tiny(tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written.*set LTX25_CACHE"):  # nobody who renders has named that folder
+        ready(tmp_path / "file" / "tiny")
