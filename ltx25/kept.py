@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Kept:
     record: str
 
     def save(self, output: Path) -> Path:
-        """Write it beside `output`, or where that has no room into the folder for temporary files.
+        """Write it beside `output`, or where that has no room into the folder for temporary files; never over another one.
 
         The file is whole or not there. Raises OSError where neither folder takes it.
         """
@@ -52,11 +53,11 @@ class Kept:
         }
         streams = {"video": self.video, "audio": self.audio, "own": self.own}
         tensors = {name: stream.contiguous() for name, stream in streams.items() if stream is not None}
-        path = output.with_name(f"{output.stem}{SUFFIX}")
         try:
+            path = _unused(output.parent, output.stem)
             write_file(path, tensors, metadata)
         except OSError:
-            path = Path(tempfile.gettempdir(), path.name)
+            path = _unused(Path(tempfile.gettempdir()), output.stem)
             write_file(path, tensors, metadata)
         return path
 
@@ -76,3 +77,9 @@ class Kept:
             return Kept(tensors["video"], tensors["audio"], tensors.get("own"), *told)
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"{path} is damaged ({error}); its clip has to be sampled again.") from None
+
+
+def _unused(folder: Path, stem: str) -> Path:
+    """A name that no latent has: one that is there waits for its decode, and may be of another clip."""
+    paths = (folder / f"{stem}{f'-{number}' if number > 1 else ''}{SUFFIX}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())

@@ -1,5 +1,6 @@
 """A finished denoise is never lost: whatever fails after it, its latent can be decoded again."""
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -154,6 +155,17 @@ def test_a_full_disk_sends_it_to_the_folder_for_temporary_files(kept, tmp_path, 
     with pytest.raises(InputError, match=r"choose another folder\.$"), finish.keeping(kept, tmp_path / "x.mp4"):
         disk_full()
     assert "cannot be kept" in capsys.readouterr().err
+
+
+def test_a_latent_that_still_waits_for_its_decode_is_not_written_over(kept, tmp_path):
+    """A second try may be of another prompt and fail as well, or succeed and take the file away."""
+    other = replace(kept, seed=8)
+    for failing in (True, False):
+        with contextlib.suppress(InputError), finish.keeping(kept if failing else other, tmp_path / "x.mp4"):
+            if failing:
+                disk_full()
+            assert {Kept.read(path).seed for path in tmp_path.iterdir()} == {7, 8}
+    assert [(path.name, Kept.read(path).seed) for path in tmp_path.iterdir()] == [("x.latent.safetensors", 7)]
 
 
 def test_whatever_hinders_keeping_a_latent_is_a_note_and_its_clip_is_written(kept, tmp_path, capsys):
