@@ -285,7 +285,7 @@ def _help(name: str, text: str) -> str:
         return text
     if name == "negative":
         return f"{text}; the default names common flaws, see the README"
-    default = "" if DEFAULTS[name] is None else f"default {DEFAULTS[name]}"
+    default = "" if DEFAULTS[name] in (None, "") else f"default {DEFAULTS[name]}"
     if name in TINY_DEFAULTS:
         default += f" [{TINY_DEFAULTS[name]}]"
     return "; ".join(part for part in (text, default) if part)

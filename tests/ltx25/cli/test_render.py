@@ -195,6 +195,11 @@ def test_every_input_of_a_request_has_a_flag_and_the_nodes_default():
     assert {name: render.DEFAULTS[name] for name in ("width", "height", "frames", "steps")} == {"width": 768, "height": 512, "frames": 121, "steps": 30}
 
 
+def test_help_names_the_defaults_that_there_are():
+    told = {name: render._help(name, text) for name, (_, text) in render.FLAGS.items()}
+    assert told["steps"] == "of schedule ltx2; default 30 [8]" and not any(text.endswith("default ") for text in told.values())
+
+
 def test_clips_of_a_batch_are_those_of_their_seeds(here):
     rendered(here, *SMALL, "--batch-size", "2")
     assert sorted(path.name for path in here.glob("*.mp4")) == ["x-1.mp4", "x-2.mp4"]
