@@ -57,7 +57,7 @@ def test_an_engine_is_opened_for_the_current_card_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.__setitem__(0, device.index))
     with pytest.raises(InputError, match=r"asked for cuda:1 while cuda:0 is current; call torch.cuda.set_device\('cuda:1'\) before"):
         engine(device=torch.device("cuda:1"))
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: torch.ones(1))
     assert chosen_device("cuda:1") == torch.device("cuda:1") and current == [1]
     assert chosen_device("cuda") == torch.device("cuda") and current == [1]
 
