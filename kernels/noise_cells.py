@@ -20,6 +20,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _PARTS, _TAIL = 1 << 16, 1 << 15
 _LAST = _PARTS - 1  # the part that is the tail
 _BLOCK = 1024
+_AT_ONCE = 1 << 17  # values that the twin makes at a time on a CPU: their bits stay in its cache
 
 
 class Corner(NamedTuple):
@@ -46,17 +47,24 @@ def noise_cells_reference(out: torch.Tensor, corner: Corner, patch: int, seed: i
 
     seed: 64 bits; table: `levels`, on the device that is to make the values, which need not be that of `out`.
     """
-    frames, rows, columns, _ = out.shape
-    down = torch.arange(rows * patch, device=table.device)[:, None, None] + corner.top
-    across = torch.arange(columns * patch, device=table.device)[:, None] + corner.left
-    channel = torch.arange(3, device=table.device)
+    frames, rows, columns, cell = out.shape
+    across = (torch.arange(columns * patch, device=table.device)[:, None] + corner.left) * 3 + torch.arange(3, device=table.device)
+    at_once = max(1, _AT_ONCE // (columns * cell)) if table.device.type == "cpu" else rows
     for number in range(frames):  # whole clips of 64-bit numbers would be many times what is asked for
-        place = (((corner.frame + number) * corner.height + down) * corner.width + across) * 3 + channel
-        bits = _finalised(_signed(_mixed(seed)) + (place + 1) * _signed(_STEP))
-        high, low = _shifted(bits, 47) & _LAST, _shifted(bits, 32) & (_TAIL - 1)
-        value = table[torch.where(high == _LAST, _LAST + low, high)]
-        value = torch.where(bits < 0, -value, value)
-        out[number].view(rows, columns, patch, patch, 3).copy_(value.view(rows, patch, columns, patch, 3).transpose(1, 2))
+        for first in range(0, rows, at_once):
+            some = out[number, first : first + at_once]
+            down = torch.arange(len(some) * patch, device=table.device)[:, None, None] + (first * patch + corner.top)
+            place = ((corner.frame + number) * corner.height + down) * (3 * corner.width) + across
+            value = _normal(place, seed, table).view(len(some), patch, columns, patch, 3)
+            some.view(len(some), columns, patch, patch, 3).copy_(value.transpose(1, 2))
+
+
+def _normal(place: torch.Tensor, seed: int, table: torch.Tensor) -> torch.Tensor:
+    """The values of places, int64, which are written over."""
+    bits = _finalised(place.add_(1).mul_(_signed(_STEP)).add_(_signed(_mixed(seed))))
+    high, low = _shifted(bits, 47).bitwise_and_(_LAST), _shifted(bits, 32).bitwise_and_(_TAIL - 1)
+    value = table[torch.where(high == _LAST, low.add_(_LAST), high)]
+    return torch.where(bits < 0, -value, value)
 
 
 def _mixed(seed: int) -> int:
@@ -68,15 +76,15 @@ def _mixed(seed: int) -> int:
 
 
 def _finalised(z: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's, on the bits of int64."""
-    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
-    return z ^ _shifted(z, 31)
+    """SplitMix64's, on the bits of int64, which are written over."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        z.bitwise_xor_(_shifted(z, shift)).mul_(_signed(factor))
+    return z.bitwise_xor_(_shifted(z, 31))
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
     """int64 shifted right without its sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(bits: int) -> int:
