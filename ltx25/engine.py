@@ -16,7 +16,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from .dit import check_fp8
 from .dit.kept_text import KeptTexts
 from .dit.patchify import patchify_audio, patchify_video
 from .fitting import Result, Way, change, choose, fit
-from .graphs import GraphedDiT
+from .graphs import Captured
 from .hdr import SDR, check_transfer
 from .instrument import Phase, Watch
 from .instrument.profile import ProfiledTransformer, StepWork
@@ -89,7 +89,7 @@ class Engine:
         memory = None if options.cache == "off" else PromptMemory() if prompts is None else prompts
         self._prompts = PromptCache(memory, on_disk[0], identity_of(encoders, self._dtype), on_disk[1], self.context_widths)
         self._untold = dict(opened.decoded)  # what is still to be said, once
-        self._captured = _Captured()
+        self._captured = Captured()
         self._replays = {name: Replay(f"the {name}", kept) for name, kept in TEXT_GRAPHS.items()}
         self._texts = KeptTexts(sigmas_of(STAGE_2, STEPS), KEPT_TEXTS)  # 0, its end, is the level of a frozen stream
         self._loras: tuple[Lora, ...] = ()
@@ -354,9 +354,7 @@ class Engine:
         dit = self._opened.parts[TRANSFORMER]["dit"]
         if not graphs_wanted(self.device) or self._opened.parts[TRANSFORMER].streams:  # a graph holds addresses, and slots change theirs
             return dit
-        if self._captured.dit is None:
-            self._captured.dit = GraphedDiT(dit)
-        return self._captured.dit
+        return self._captured.of(dit)
 
     def _adapted(self, watch: Watch) -> tuple[Part, tuple[str, ...]]:
         """The transformer's part, with this handle's LoRAs from its next use on; what there is to tell of it."""
@@ -387,9 +385,7 @@ class Engine:
         """Graphs hold addresses of weights that are about to go, texts are made by them, and groups will take another time elsewhere."""
         self._group_seconds.clear()
         self._texts.drop()
-        if self._captured.dit is not None:
-            self._captured.dit.drop()
-            self._captured.dit = None
+        self._captured.drop()
 
     def _connect(self, video: torch.Tensor, audio: torch.Tensor, watch: Watch) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = video.shape[1]
@@ -445,13 +441,6 @@ class Engine:
                 self._tokenizer = Tokenizer.read(self.headers["text_encoder"], tower.bos, tower.pad, tower.vocabulary)
                 phase.tick(1, "tokenizer read")
         return self._tokenizer
-
-
-@dataclass
-class _Captured:
-    """Graphs of the transformer, shared by all handles to it."""
-
-    dit: GraphedDiT | None = None
 
 
 def _no_forecast(facts: Mapping[str, object]) -> str:

@@ -28,6 +28,25 @@ FIXED = (".geometry", ".positive", ".negative")  # inputs that stay the same obj
 KEPT = 4  # graphs: a guided and a plain plan, each at two sizes
 
 
+class Captured:
+    """The graphs of a transformer that is loaded, shared by all handles to it."""
+
+    def __init__(self) -> None:
+        self._dit: GraphedDiT | None = None
+
+    def of(self, dit: DiT) -> GraphedDiT:
+        """The transformer with its graphs, the same one until `drop`."""
+        if self._dit is None:
+            self._dit = GraphedDiT(dit)
+        return self._dit
+
+    def drop(self) -> None:
+        """Free all graphs and their memory: the weights go, or are changed."""
+        if self._dit is not None:
+            self._dit.drop()
+            self._dit = None
+
+
 class GraphedDiT:
     """A DiT whose fast forwards are replayed. Same calls, same results: the same kernels run on the same numbers."""
 
