@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
 
 from .errors import InputError
-from .shapes import AudioLatentShape, check_frame_rate
+from .shapes import MEL_RATE, AudioLatentShape, check_frame_rate
 
 _STRETCH = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*-\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:s\s*)?")
 
@@ -35,8 +36,13 @@ def parse_frames(text: str) -> tuple[int, ...]:
 
 
 def fit_wave(wave: torch.Tensor, rate: int, frames: int, frame_rate: float) -> torch.Tensor:
-    """Sound (B, channels, N) at `rate` Hz cut, or padded with silence, to the length of `frames` video frames."""
-    wanted = max(1, round(frames / check_frame_rate(frame_rate) * rate))
+    """Sound (B, channels, N) at `rate` Hz cut, or padded with silence, to the length of `frames` video frames.
+
+    To the nearest sample, as officially, but at rates so low that half a sample is more than the encoder makes up for, never
+    to less than the clip: at 10 Hz that would be a latent frame too few.
+    """
+    samples = frames / check_frame_rate(frame_rate) * rate
+    wanted = max(1, math.ceil(samples) if 2 * rate < MEL_RATE else round(samples))
     if wave.shape[-1] >= wanted:
         return wave[..., :wanted]
     return torch.nn.functional.pad(wave, (0, wanted - wave.shape[-1]))

@@ -37,3 +37,14 @@ def test_the_encoder_never_makes_fewer_latent_frames_than_the_clip_has(frames, r
     """n = ceil((1 + N // 160) / 4) of N samples at 16 kHz, against round(25 s)."""
     made = -(-(1 + round(frames / rate * 16000) // 160) // 4)
     assert fit_latent(torch.zeros(1, 8, made, 16), frames, rate).shape[2] == max(1, round(frames / rate * 25))
+
+
+@pytest.mark.parametrize("hertz", [1, 7, 11, 23, 100, 7875, 8000, 11025])
+@pytest.mark.parametrize("rate", [24.0, 25.0, 30.0, 50.0])
+def test_nor_of_sound_at_the_lowest_rates_a_sample_of_which_lasts_for_many_frames(hertz, rate):
+    """N samples at `hertz` become ceil(16000 N / hertz) at 16 kHz; the nearest whole sample may end before the clip does."""
+    for frames in range(1, 258, 8):
+        samples = fit_wave(torch.ones(1, 1, 1), hertz, frames, rate).shape[-1]
+        assert abs(samples - frames / rate * hertz) < 1 + 1e-9 or samples == 1
+        made = -(-(1 + -(-samples * 16000 // hertz) // 160) // 4)
+        assert fit_latent(torch.zeros(1, 8, made, 16), frames, rate).shape[2] == max(1, round(frames / rate * 25))
