@@ -95,7 +95,9 @@ class Course:
 
     @cached_property
     def guided(self) -> tuple[dict[str, Guidance], ...]:
-        """Per call. A frozen stream's x0 is its latent in every leg: its guidance would cost legs and change nothing."""
+        """Per call. A frozen stream's x0 is its latent in every leg, so it has no guidance, as in the official audio-to-video pipeline.
+        (The official guided retake leaves it on, and the other stream sees a kept one that is perturbed in the STG leg.)
+        """
         return tuple(
             {name: OFF if name in self.frozen else bins.at(call.guided_as[1]) for name, bins in self.guidance.items()}
             for call in self.calls
@@ -312,7 +314,7 @@ def _prediction(every: Mapping[str, Guided], uncond: Tokens) -> Prediction:
 
 
 def _negative(positive: Contexts, negative: Contexts | None, frozen: frozenset[str]) -> Contexts | None:
-    """A frozen stream reads the positive text in the negative leg too, as in the official audio-to-video pipeline."""
+    """A frozen stream reads the positive text in the negative leg too, as in the official audio-to-video pipeline (not its retake)."""
     if negative is None:
         return None
     return Contexts(
