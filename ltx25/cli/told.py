@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ import av
 import numpy as np
 import torch
 from PIL import Image as Picture
-from PIL import ImageOps, UnidentifiedImageError
+from PIL import ImageCms, ImageOps, UnidentifiedImageError
 
 from ..audio.mel import stereo
 from ..audio.resample import resample
@@ -24,6 +26,8 @@ from ..request import Request
 from ..shapes import OUTPUT_RATE, VideoShape, clip_samples
 
 MODES = ("soundtrack", "voice")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ def _picture(path: Path) -> torch.Tensor:
             if turned.mode == "F":
                 raise InputError(f"image {path} holds floating-point values, which have no highest one; save it as a PNG of 8 or 16 bits.")
             wide = turned.mode.startswith("I")  # grey of 16 bits, as depth maps are: convert would hold it at 255
-            values = np.asarray(turned)[..., None].repeat(3, -1) if wide else np.asarray(turned.convert("RGB"))
+            values = np.asarray(turned)[..., None].repeat(3, -1) if wide else np.asarray(_coloured(turned, path))
     except FileNotFoundError:
         raise InputError(f"image {path} does not exist; check its name.") from None
     except Picture.DecompressionBombError:
@@ -143,6 +147,21 @@ def _picture(path: Path) -> torch.Tensor:
     except (UnidentifiedImageError, OSError, SyntaxError):
         raise InputError(f"image {path} is no picture that can be read; use a PNG or JPEG file.") from None
     return torch.from_numpy(values.astype(np.float32) / (65535 if wide else 255))[None]
+
+
+def _coloured(picture: Picture.Image, path: Path) -> Picture.Image:
+    """In sRGB by the profile that the file brings, as officially: pictures of phones are often in Display P3. Alpha is dropped.
+
+    A profile that is damaged, or of other channels than the picture, is left out with a warning.
+    """
+    solid = picture.convert(picture.mode.removesuffix("A")) if picture.mode in ("RGBA", "LA") else picture
+    profile = picture.info.get("icc_profile")
+    if profile:
+        try:
+            return ImageCms.profileToProfile(solid, ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), outputMode="RGB")
+        except (ImageCms.PyCMSError, ImportError, OSError, ValueError) as error:  # ImportError: a Pillow without LittleCMS
+            log.warning("image %s has a colour profile that cannot be applied (%s); its colours are taken for sRGB.", path, error)
+    return solid.convert("RGB")
 
 
 def _sound(path: Path, voice: bool) -> Sound:

@@ -19,7 +19,7 @@ from comfyui_ltx25.tests.ltx25.cli.test_render import (
 )
 from comfyui_ltx25.tests.support.loras import tiny_lora
 from comfyui_ltx25.tests.support.tiny import tiny_files
-from PIL import Image
+from PIL import Image, ImageCms
 
 __all__ = ["here"]
 UNGUIDED = [f"--{stream}-{scale}" for stream in ("video", "audio") for scale in ("cfg=1", "stg=0", "modality=1")]
@@ -50,6 +50,27 @@ def test_grey_of_16_bits_keeps_its_steps(here, rotated):
     (pinned,) = Told.read([str(path)], None, None, None).pictures
     wanted = np.rot90(values, -1) if rotated else values
     assert np.allclose(pinned.picture, (wanted / 65535)[None, ..., None].repeat(3, -1), atol=1e-6)
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+SWAPPED = SRGB.replace(b"rXYZ", b"....", 1).replace(b"gXYZ", b"rXYZ", 1).replace(b"....", b"gXYZ", 1)  # its red is sRGB's green
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("profile, wanted", [(None, (250, 10, 30)), (SRGB, (250, 10, 30)), (SWAPPED, (10, 250, 30))], ids=["none", "sRGB", "swapped"])
+def test_the_colours_of_a_picture_are_those_that_its_profile_says(here, mode, profile, wanted):
+    path = here / "phone.png"
+    Image.new(mode, (4, 3), (250, 10, 30, 255)[: len(mode)]).save(path, **({"icc_profile": profile} if profile else {}))
+    (pinned,) = Told.read([str(path)], None, None, None).pictures
+    assert pinned.picture.shape == (1, 3, 4, 3) and np.abs(pinned.picture[0, 0, 0].numpy() * 255 - wanted).max() < 1.5
+
+
+@pytest.mark.parametrize("mode, profile", [("RGB", b"none"), ("L", SWAPPED)], ids=["damaged", "of other channels"])
+def test_a_profile_that_cannot_be_applied_is_left_out_with_a_warning(here, caplog, mode, profile):
+    path = here / "odd.png"
+    Image.new("RGB", (4, 3), (90, 90, 90)).convert(mode).save(path, icc_profile=profile)
+    (pinned,) = Told.read([str(path)], None, None, None).pictures
+    assert np.allclose(pinned.picture * 255, 90) and "odd.png has a colour profile that cannot be applied" in caplog.text
 
 
 def test_a_picture_of_unknown_range_is_refused(here):
