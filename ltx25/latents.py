@@ -251,10 +251,18 @@ def _latent_frames(mask: torch.Tensor, shape: VideoLatentShape, compression: Com
         return mask
     if bool((mask == mask[:, :, :1]).all()):  # a still mask, however often it was repeated
         return mask[:, :, :1]
+    once = next((n for n in range(shape.frames, frames // 2 + 1) if _repeats(mask, n) and shape.frames in (n, compression.latent_frames(n))), None)
+    if once:  # the host's Repeat Latent Batch says a mask again for each clip, one after the other
+        return _latent_frames(mask[:, :, :once], shape, compression)
     if compression.latent_frames(frames) != shape.frames:
         raise InputError(f"the noise_mask has {frames} frames and the video {shape.pixels(compression).frames}, or {shape.frames} latent ones; cut the clip before it is given a mask, or set the mask anew.")
     spans = [compression.frame_span(index, causal=True) for index in range(shape.frames)]
     return torch.stack([mask[:, :, start:end].amax(2) for start, end in spans], 2)
+
+
+def _repeats(mask: torch.Tensor, frames: int) -> bool:
+    """Whether a mask is its first `frames` frames, some times over."""
+    return mask.shape[2] % frames == 0 and bool((mask.unflatten(2, (-1, frames)) == mask[:, :, None, :frames]).all())
 
 
 def video_positions(shape: VideoLatentShape, compression: Compression, frame_rate: float, causal: bool = True) -> torch.Tensor:

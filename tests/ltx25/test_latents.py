@@ -203,6 +203,15 @@ def test_a_mask_of_every_frame_makes_the_latent_frames_it_touches(made, want, sh
     assert mask_tokens(mask, VIDEO, PUBLISHED_COMPRESSION)[::8].tolist() == want
 
 
+@pytest.mark.parametrize("frames", [3, 17, 19])
+@pytest.mark.parametrize("clips", [2, 3])
+def test_a_mask_that_moves_may_be_said_again_for_each_clip_of_a_batch(frames, clips):
+    """As Repeat Latent Batch does with the mask of a latent: its frames, then the same ones again."""
+    mask = torch.zeros(frames, 1, 64, 128)
+    mask[1] = 1  # in pixels and in latent frames of the second latent frame
+    assert mask_tokens(mask.repeat(clips, 1, 1, 1), VIDEO, PUBLISHED_COMPRESSION)[::8].tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     "mask, want",
     [
@@ -229,6 +238,8 @@ def test_audio_noise_mask(mask, want):
         (torch.arange(2.0).view(2, 1, 1, 1).expand(2, 1, 64, 128), "has 2 frames and the video 17"),
         ((torch.arange(16) < 8).float().view(16, 1, 1).expand(16, 64, 128), "has 16 frames and the video 17"),
         (torch.arange(2.0).view(1, 1, 2, 1, 1), "has 2 frames and the video 17"),
+        ((torch.arange(34) < 17).float().view(34, 1, 1, 1), "has 34 frames and the video 17"),  # of two clips, one kept
+        ((torch.arange(32) % 16 < 8).float().view(32, 1, 1, 1), "has 32 frames and the video 17"),  # of another length, twice
     ],
 )
 def test_masks_that_cannot_be_used_are_refused(mask, says):
