@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from .conditions import Condition, Image, KeyframeIndex, KeyframeSlots, pixel_frame
 from .errors import InputError
+from .guidance import OFF, Bins
 from .instrument import Watch
 from .job import Sampled, SampleJob
 from .schedule import DISTILLED, check_sigmas
@@ -150,6 +151,7 @@ def refine(engine: Engine, job: SampleJob, keyframes: Keyframes, upscaler: Path,
     compression = engine.compression
     frames = VideoLatentShape(*job.video.shape[1:]).pixels(compression).frames
     pictures = _check(job, keyframes, rounds, frames, clip_frames)
+    job = replace(job, **_of_pictures(job))
     clip, known, runs = job.video, dict(zip(keyframes.frames, keyframes.latent.split(1, 2), strict=True)), []
     plans = rounds_of(keyframes.frames, rounds, compression)
     with watch.phase("refine", total=sum(map(len, plans)), unit="tile") as phase:
@@ -180,6 +182,14 @@ def refine(engine: Engine, job: SampleJob, keyframes: Keyframes, upscaler: Path,
         notices=tuple(dict.fromkeys(notice for run in runs for notice in run.notices)),
         profiles=(),
     )
+
+
+def _of_pictures(job: SampleJob) -> dict[str, Any]:
+    """What of a first stage's guidance is for pictures alone, as tiles are. The rest has done its work there: of that the engine
+    would tell that it has no effect, and ask for a change that the first stage is not to have."""
+    guidance = Bins(tuple((bound, replace(one, modality=OFF.modality)) for bound, one in job.video_guidance.bins))
+    negative = job.negative if any(one.needs_uncond for one in guidance) else None
+    return {"video_guidance": guidance, "negative": negative}
 
 
 def tile_conditions(

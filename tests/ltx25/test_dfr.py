@@ -201,6 +201,15 @@ def test_f2_a_picture_stays_at_its_moment_through_the_rounds(small, clip, two_ro
         assert frames == {frame for frame in (0, 32 * 2**number) if tile.start <= frame <= tile.end}
 
 
+@pytest.mark.parametrize("video, groups", [({"cfg": 3.0, "modality": 3.0}, "cond+uncond"), ({"modality": 3.0}, "cond")])
+def test_guidance_of_the_first_stage_that_is_none_of_a_round_is_no_notice(small, clip, video, groups):
+    """Its modality, and a negative prompt that only its sound is guided by."""
+    asked, keyframes = clip
+    guided = {"negative": asked.positive, "video_guidance": Bins.constant(replace(OFF, **video)), "audio_guidance": Bins.constant(replace(OFF, cfg=7.0))}
+    made = refine(small, replace(asked, **guided), keyframes, UPSCALER, 1, 49, Watch())
+    assert not made.notices and {"+".join(group) for group in made.legs} == {groups}
+
+
 def test_b1_a_clip_of_a_batch_equals_a_run_alone(small, clip):
     """1e-4: products of another shape, through eight forwards and an upscaler."""
     asked, keyframes = clip
