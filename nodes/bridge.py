@@ -11,7 +11,7 @@ import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
 
-from ..ltx25.conditions import check_together
+from ..ltx25.conditions import check_together, of_clips
 from ..ltx25.config.connector import REGISTERS
 from ..ltx25.engine import Conditioning, Engine
 from ..ltx25.errors import InputError
@@ -76,8 +76,12 @@ class Latents:
 
 
 def split(latent: dict[str, Any]) -> Latents:
-    """Take a LATENT apart; raises InputError when it is neither video, audio nor both."""
+    """Take a LATENT apart; raises InputError when it is neither video, audio nor both.
+
+    Of clips that the host has taken out of a batch (Latent From Batch, which notes them as batch_index) conditions are theirs.
+    """
     video, audio = streams(latent["samples"])
+    batch = len(audio if video is None else video)
     video_mask, audio_mask = masks(latent.get("noise_mask"), video is not None)
     return Latents(
         video=video,
@@ -86,7 +90,7 @@ def split(latent: dict[str, Any]) -> Latents:
         audio_mask=audio_mask,
         frame_rate=latent.get("frame_rate"),
         seed=latent.get("seed", 0),
-        conditions=tuple(latent.get("conditions", ())),
+        conditions=tuple(of_clips(item, latent.get("batch_index", ()), batch) for item in latent.get("conditions", ())),
         clip_frames=latent.get("clip_frames"),
     )
 

@@ -433,6 +433,34 @@ def test_a_clip_of_a_batch_goes_on_alone(host, api, find, inspect):
     assert made(host.run(prompt, targets=["inspect-second-0"]))["samples"]["shape"] == [1, 128, 3, 2, 3]
 
 
+@pytest.mark.parametrize("noted", ["pictures", "a mask"])
+def test_a_clip_of_a_batch_goes_on_with_what_is_its_own(host, api, find, inspect, noted):
+    """Its picture, and what a mask between 0 and 1 holds it to: the clip is the one that it is where the batch goes on together."""
+    prompt = api("text_to_video_distilled_tiny")
+    sampler, load = find(prompt, "LTX25Sampler"), find(prompt, "LoadLTX25Checkpoint")
+    given = {**prompt[sampler]["inputs"], "sampler": "euler"}
+    for key, kind, inputs in (
+        ("two", "ProbeImage", {"shape": "[2, 64, 96, 3]"}),
+        ("grey", "SolidMask", {"value": 0.5, "width": 96, "height": 64}),
+        ("clips", "ProbeLatent", {"video": "[2, 128, 3, 2, 3]", "keys": '{"frame_rate": 24.0}'}),
+        ("pictures", "LTX25ImageCondition", {"engine": [load, 0], "latent": ["clips", 0], "image": ["two", 0], "frame": 0, "strength": 1.0, "crf": 0}),
+        ("a mask", "SetLatentNoiseMask", {"samples": ["clips", 0], "mask": ["grey", 0]}),
+        ("above", "ManualSigmas", {"sigmas": "1.0, 0.6"}),
+        ("below", "ManualSigmas", {"sigmas": "0.6, 0.0"}),
+        ("first", "LTX25Sampler", {**given, "latent": [noted, 0], "sigmas": ["above", 0]}),
+        ("one", "LatentFromBatch", {"samples": ["first", 0], "batch_index": 1, "length": 1}),
+        ("alone", "LTX25Sampler", {**given, "latent": ["one", 0], "sigmas": ["below", 0], "add_noise": False}),
+        ("both", "LTX25Sampler", {**given, "latent": ["first", 0], "sigmas": ["below", 0], "add_noise": False}),
+        ("its", "LatentFromBatch", {"samples": ["both", 0], "batch_index": 1, "length": 1}),
+    ):
+        prompt[key] = {"class_type": kind, "inputs": inputs}
+    made, wanted = inspect(prompt, "alone"), inspect(prompt, "its")
+    run = host.run(prompt, targets=["inspect-alone-0", "inspect-its-0"])
+    alone, its = made(run)["samples"], wanted(run)["samples"]
+    assert alone["shape"] == [1, 128, 3, 2, 3]
+    assert [alone[of] for of in ("min", "max", "std")] == pytest.approx([its[of] for of in ("min", "max", "std")], abs=1e-4)  # other matrix shapes
+
+
 CHAINS = {
     "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
     "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),

@@ -18,6 +18,7 @@ from comfyui_ltx25.ltx25.conditions import (
     TemporalRegions,
     apply,
     check_together,
+    of_clips,
 )
 from comfyui_ltx25.ltx25.errors import InputError
 from comfyui_ltx25.ltx25.latents import APPENDED_SEED, Noise, audio_draft, video_draft
@@ -367,3 +368,25 @@ def test_conditions_that_do_not_fit_are_refused_in_one_sentence(item, says):
     with pytest.raises(InputError, match=says) as error:
         apply([item], {"video": video()})
     assert str(error.value).count(". ") == 0
+
+
+BATCH = torch.randn(3, 12, 1, 2, 4)
+ONE_EACH = {
+    "picture": lambda latent: Image(latent, 0, 1.0),
+    "less seen": lambda latent: AttentionStrength(KeyframeIndex(latent, 8, 1.0, 1), 0.5),
+    "slots": lambda latent: KeyframeSlots((5,), latent),
+}
+
+
+@pytest.mark.parametrize("make", ONE_EACH.values(), ids=ONE_EACH)
+@pytest.mark.parametrize("clips, batch, own", [((2,), 1, [2]), ((1, 2), 2, [1, 2]), ((0, 1, 2), 3, [0, 1, 2]), ((), 2, [0, 1, 2]), ((3,), 1, [0, 1, 2]), ((1, 2), 1, [0, 1, 2])])
+def test_clips_of_a_batch_have_the_items_that_are_theirs(make, clips, batch, own):
+    """All of them where the numbers are not those of these clips: then it is refused for its batch."""
+    item = of_clips(make(BATCH), clips, batch)
+    item = getattr(item, "item", item)
+    assert torch.equal(item.initial if isinstance(item, KeyframeSlots) else item.latent, BATCH[own])
+
+
+def test_an_item_for_all_clips_is_any_clips_own():
+    for item in (Image(IMAGE, 0, 1.0), Frozen("video"), TemporalRegions("video", ((0.1, 0.3),)), KeyframeSlots((5,), None)):
+        assert of_clips(item, (2,), 1) is item
