@@ -429,13 +429,19 @@ def pixel_frame(frame: int, frames: int) -> int:
     return frame % frames
 
 
-def of_clips(item: Condition, clips: Sequence[int], batch: int) -> Condition:
-    """An item of a batch, for its `clips` (numbers from 0), which are all that `batch` clips are. Itself where it is one for all, or
-    of another batch than these are of: then it says so where it is put in."""
+def of_clips(item: Condition, clips: Sequence[int] | None, batch: int) -> Condition:
+    """An item of a batch, for its `clips` (numbers from 0), which are all that `batch` clips are; None: for all of them, in order,
+    as often as they are there. Itself where it is one for all, or of another batch than these are of: then it says so where it is put in."""
     if isinstance(item, AttentionStrength):
         return replace(item, item=of_clips(item.item, clips, batch))
     name = "initial" if isinstance(item, KeyframeSlots) else "latent"
     latent = getattr(item, name, None)
-    if latent is None or len(latent) in (1, batch) or len(clips) != batch or not all(0 <= clip < len(latent) for clip in clips):
+    if latent is None or len(latent) in (1, batch):
+        return item
+    if clips is None:
+        clips = [*range(len(latent))] * (batch // len(latent))
+    elif len(set(clips)) != len(clips):  # joined of two batches, and the items are of the first alone
+        return item
+    if len(clips) != batch or not all(0 <= clip < len(latent) for clip in clips):
         return item
     return replace(item, **{name: latent[list(clips)]})

@@ -78,7 +78,8 @@ class Latents:
 def split(latent: dict[str, Any]) -> Latents:
     """Take a LATENT apart; raises InputError when it is neither video, audio nor both.
 
-    Of clips that the host has taken out of a batch (Latent From Batch, which notes them as batch_index) conditions are theirs.
+    Of clips that the host has taken out of a batch (Latent From Batch, which notes them as batch_index) or repeated (Repeat Latent
+    Batch, which notes nothing) conditions are theirs.
     """
     video, audio = streams(latent["samples"])
     batch = len(audio if video is None else video)
@@ -90,7 +91,7 @@ def split(latent: dict[str, Any]) -> Latents:
         audio_mask=audio_mask,
         frame_rate=latent.get("frame_rate"),
         seed=latent.get("seed", 0),
-        conditions=tuple(of_clips(item, latent.get("batch_index", ()), batch) for item in latent.get("conditions", ())),
+        conditions=tuple(of_clips(item, latent.get("batch_index"), batch) for item in latent.get("conditions", ())),
         clip_frames=latent.get("clip_frames"),
     )
 

@@ -461,6 +461,27 @@ def test_a_clip_of_a_batch_goes_on_with_what_is_its_own(host, api, find, inspect
     assert [alone[of] for of in ("min", "max", "std")] == pytest.approx([its[of] for of in ("min", "max", "std")], abs=1e-4)  # other matrix shapes
 
 
+def test_clips_that_are_repeated_have_their_pictures_again(host, api, find, inspect):
+    """Two clips, each with its picture, twice over: the first frames are the pictures, as of the two alone."""
+    prompt = api("text_to_video_distilled_tiny")
+    sampler, load = find(prompt, "LTX25Sampler"), find(prompt, "LoadLTX25Checkpoint")
+    for key, kind, inputs in (
+        ("two", "ProbeImage", {"shape": "[2, 64, 96, 3]"}),
+        ("clips", "ProbeLatent", {"video": "[2, 128, 2, 2, 3]", "keys": '{"frame_rate": 24.0}'}),
+        ("pictures", "LTX25ImageCondition", {"engine": [load, 0], "latent": ["clips", 0], "image": ["two", 0], "frame": 0, "strength": 1.0, "crf": 0}),
+        ("twice", "RepeatLatentBatch", {"samples": ["pictures", 0], "amount": 2}),
+        ("four", "LTX25Sampler", {**prompt[sampler]["inputs"], "latent": ["twice", 0]}),
+        ("alone", "LTX25Sampler", {**prompt[sampler]["inputs"], "latent": ["pictures", 0]}),
+        ("again", "LatentFromBatch", {"samples": ["four", 0], "batch_index": 2, "length": 2}),
+        ("first of four", "ProbeFrames", {"latent": ["again", 0], "start": 0, "count": 1}),
+        ("first of two", "ProbeFrames", {"latent": ["alone", 0], "start": 0, "count": 1}),
+    ):
+        prompt[key] = {"class_type": kind, "inputs": inputs}
+    made, wanted = inspect(prompt, "first of four"), inspect(prompt, "first of two")
+    run = host.run(prompt, targets=["inspect-first of four-0", "inspect-first of two-0"])
+    assert made(run)["samples"]["digest"] == wanted(run)["samples"]["digest"]
+
+
 CHAINS = {
     "keep, picture": (("keep", "picture"), "the video is to stay exactly as it is, and a picture"),
     "picture, keep": (("picture", "keep"), "the video is to stay exactly as it is, and a picture"),

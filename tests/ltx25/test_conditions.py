@@ -379,7 +379,7 @@ ONE_EACH = {
 
 
 @pytest.mark.parametrize("make", ONE_EACH.values(), ids=ONE_EACH)
-@pytest.mark.parametrize("clips, batch, own", [((2,), 1, [2]), ((1, 2), 2, [1, 2]), ((0, 1, 2), 3, [0, 1, 2]), ((), 2, [0, 1, 2]), ((3,), 1, [0, 1, 2]), ((1, 2), 1, [0, 1, 2])])
+@pytest.mark.parametrize("clips, batch, own", [((2,), 1, [2]), ((1, 2), 2, [1, 2]), ((0, 1, 2), 3, [0, 1, 2]), ((), 2, [0, 1, 2]), ((3,), 1, [0, 1, 2]), ((1, 2), 1, [0, 1, 2]), (None, 6, [0, 1, 2, 0, 1, 2]), (None, 4, [0, 1, 2]), ((0, 1, 2, 0, 1, 2), 6, [0, 1, 2]), (None, 2, [0, 1, 2])])
 def test_clips_of_a_batch_have_the_items_that_are_theirs(make, clips, batch, own):
     """All of them where the numbers are not those of these clips: then it is refused for its batch."""
     item = of_clips(make(BATCH), clips, batch)
