@@ -72,6 +72,14 @@ def _sine_squared(t):
     return t * t
 
 
+@jit
+def _pair(x0, x1, x2, x3, x4, x5, x6, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, f, w):
+    """The two samples at the doubled rate that x3 becomes, activated."""
+    even = x0 * a11 + x1 * a9 + x2 * a7 + x3 * a5 + x4 * a3 + x5 * a1
+    odd = x1 * a10 + x2 * a8 + x3 * a6 + x4 * a4 + x5 * a2 + x6 * a0
+    return even + w * _sine_squared(even * f), odd + w * _sine_squared(odd * f)
+
+
 @partial(jit, general=("length", "channels", "x_batch", "x_row", "y_batch", "y_row"))
 def _snake_kernel(
     x, y, frequency, weight, up, down, length, channels, x_batch, x_channel, x_row, y_batch, y_channel, y_row,
@@ -120,10 +128,7 @@ def _snake_kernel(
         q = first + (step - 3)
         x0, x1, x2, x3, x4, x5 = x1, x2, x3, x4, x5, x6
         x6 = tl.load(source + tl.minimum(tl.maximum(q + 3, 0), last).to(tl.int64) * x_row, mask=inside, other=0.0)
-        even = x0 * a11 + x1 * a9 + x2 * a7 + x3 * a5 + x4 * a3 + x5 * a1
-        odd = x1 * a10 + x2 * a8 + x3 * a6 + x4 * a4 + x5 * a2 + x6 * a0
-        even += w * _sine_squared(even * f)
-        odd += w * _sine_squared(odd * f)
+        even, odd = _pair(x0, x1, x2, x3, x4, x5, x6, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, f, w)
         e0, e1, e2, e3, e4, e5 = e1, e2, e3, e4, e5, tl.where(q > last, o6, even)
         o0, o1, o2, o3, o4, o5, o6 = o1, o2, o3, o4, o5, o6, tl.where(q > last, o6, odd)
         if step == 3:  # the clip's first pair has entered: everything before it is its even half
@@ -136,10 +141,7 @@ def _snake_kernel(
             q = first + turn * TOGETHER + (step + 3)  # of the pair that enters; its output lies three samples before
             x0, x1, x2, x3, x4, x5 = x1, x2, x3, x4, x5, x6
             x6 = tl.load(source + tl.minimum(q + 3, last).to(tl.int64) * x_row, mask=inside, other=0.0)
-            even = x0 * a11 + x1 * a9 + x2 * a7 + x3 * a5 + x4 * a3 + x5 * a1
-            odd = x1 * a10 + x2 * a8 + x3 * a6 + x4 * a4 + x5 * a2 + x6 * a0
-            even += w * _sine_squared(even * f)
-            odd += w * _sine_squared(odd * f)
+            even, odd = _pair(x0, x1, x2, x3, x4, x5, x6, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, f, w)
             e0, e1, e2, e3, e4, e5 = e1, e2, e3, e4, e5, tl.where(q > last, o6, even)
             o0, o1, o2, o3, o4, o5, o6 = o1, o2, o3, o4, o5, o6, tl.where(q > last, o6, odd)
             out = e0 * d1 + e1 * d3 + e2 * d5 + e3 * d7 + e4 * d9 + e5 * d11

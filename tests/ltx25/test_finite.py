@@ -28,3 +28,18 @@ def test_a_tensor_in_any_order_is_looked_at_whole():
     assert all_finite(values)
     values[3, 2, 4] = float("nan")
     assert count_not_finite(values) == 1
+
+
+class OnMps(torch.Tensor):
+    """A tensor that says it is on a device of another kind."""
+
+    device = property(lambda self: torch.device("mps"))
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_a_device_of_another_kind_is_asked_value_by_value(bad, monkeypatch):
+    monkeypatch.setattr(torch, "aminmax", lambda values: pytest.fail("not all devices have it"))
+    values = torch.randn(3, 5)
+    if bad is not None:
+        values[1, 2] = bad
+    assert count_not_finite(values.as_subclass(OnMps)) == (bad is not None)
