@@ -2,8 +2,8 @@
 
 The nodes behind refuse others themselves, but only when it is their turn: after one stage, or after two. Only what the prompt
 says in plain values is read here; what comes over a link, or by way of nodes of others, is left to them. So is what may not run
-at all, behind an input that its node asks for only when it needs it, and all of it where a host's queue is laid out in another
-way than (number, prompt id, prompt, extra data, outputs, ...).
+at all, behind an input that its node asks for only when it needs it, and all of it in a host whose inner parts are other ones than
+these, or whose queue is laid out in another way than (number, prompt id, prompt, extra data, outputs, ...).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from comfy_execution.graph import get_input_info
-from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from nodes import NODE_CLASS_MAPPINGS
@@ -21,6 +19,12 @@ from ..ltx25.dfr import check_keyframes, check_rounds
 from ..ltx25.errors import InputError
 from .condition import Clip, check_seeds, slots_at
 from .upscale import opened_model
+
+try:
+    from comfy_execution.graph import get_input_info
+    from comfy_execution.utils import get_executing_context
+except ImportError:  # a courtesy is no reason for the pack not to load
+    get_input_info = get_executing_context = None
 
 Prompt = Mapping[str, Mapping[str, Any]]
 
@@ -32,8 +36,11 @@ SAME_FRAMES = (UPSCALE, "LTX25ImageCondition", "LTX25VideoCondition", "LTX25Audi
 def check_followers(frames: tuple[int, ...], clip: Clip, frame_rate: float) -> None:
     """Raise InputError where the running prompt takes keyframes at `frames` of `clip`, which the executing sampler is about to
     make, to a node that will refuse them."""
+    queue = getattr(PromptServer.instance.prompt_queue, "get_current_queue_volatile", None)
+    if get_executing_context is None or queue is None:
+        return
     context = get_executing_context()
-    for item in PromptServer.instance.prompt_queue.get_current_queue_volatile()[0]:
+    for item in queue()[0]:
         if context is not None and len(item) > 4 and item[1] == context.prompt_id and isinstance(item[2], Mapping):
             _check(_wanted(item[2], item[4]), context.node_id, frames, clip, frame_rate)
 
