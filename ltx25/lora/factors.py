@@ -91,9 +91,11 @@ class _Copy:
     def take(self, found: dict[str, torch.Tensor]) -> None:
         """Copy all of them from where they are, and wait for that."""
         for name, place in self._views(self._buffer).items():
-            columns = found[name].shape[1]
-            copied(found[name], place[:, :columns])
-            place[:, columns:].zero_()
+            factor, columns = found[name], found[name].shape[1]
+            if columns < place.shape[1]:  # on the device: what is queued for scattered host memory goes by way of some that nobody holds
+                factor = factor.new_zeros(place.shape)
+                factor[:, :columns] = found[name]
+            copied(factor, place)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
